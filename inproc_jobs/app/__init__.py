@@ -1,0 +1,1 @@
+"""The facade that users meet; import its names from `inproc_jobs`."""

@@ -1,0 +1,1 @@
+"""What makes the core run: clock, asyncio driver, thread host, execution of handlers, shutdown."""

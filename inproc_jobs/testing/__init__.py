@@ -1,0 +1,1 @@
+"""The test kit for programs built on this package: virtual time, assertions, a pytest fixture."""
