@@ -7,6 +7,9 @@ on a developer's machine. Neither fails for slowness: machines are shared, and s
 
 from hypothesis import HealthCheck, settings
 
+# --doctest-modules would import these: a file that only type checkers read, and a script.
+collect_ignore = ["typing", "packaging/check_wheel.py"]
+
 settings.register_profile(
     "here", settings.get_profile("default"), deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
