@@ -1,0 +1,1 @@
+"""The parts of `examples/demo.py`: the month end of a small shop, whose web app gets many things twice."""

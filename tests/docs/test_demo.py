@@ -1,0 +1,267 @@
+"""The demo: its recording, its judge, and the whole of it, run and interrupted as people do."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+RECORDING = EXAMPLES / "data" / "deliveries.jsonl"
+
+
+@pytest.fixture
+def parts(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The modules of the demo, imported as its script imports them."""
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    from month_end import checks, client, screen
+
+    class Parts:
+        pass
+
+    found = Parts()
+    found.checks, found.client, found.screen = checks, client, screen
+    return found
+
+
+# --- the recording ---------------------------------------------------------------------------------------------------
+
+
+def test_the_recording_is_made_by_its_script(tmp_path: Path) -> None:
+    """Running the seeded script again gives the identical bytes."""
+    again = tmp_path / "again.jsonl"
+    subprocess.run([sys.executable, str(EXAMPLES / "data" / "make_deliveries.py"), str(again)], check=True)
+    assert again.read_bytes() == RECORDING.read_bytes()
+
+
+def test_the_recording_holds_what_it_promises() -> None:
+    """About 2,000 deliveries, a third of them sent again: at once, seconds apart, and long after."""
+    lines = [json.loads(line) for line in RECORDING.read_text(encoding="utf-8").splitlines()]
+    assert 1_900 <= len(lines) <= 2_100
+    assert RECORDING.stat().st_size < 700_000
+    assert [line["at"] for line in lines] == sorted(line["at"] for line in lines)
+    assert lines[-1]["at"] <= 20_000
+
+    clicks = "/forms/profile"
+    sent = Counter(line["id"] for line in lines if line["to"] != clicks)
+    assert 0.30 <= sum(times > 1 for times in sent.values()) / len(sent) <= 0.40
+    assert max(sent.values()) >= 4
+    assert max(Counter(line["id"] for line in lines if line["to"] == clicks).values()) == 1
+
+    first_ms: dict[str, int] = {}
+    gaps_ms = [line["at"] - first_ms.setdefault(line["id"], line["at"]) for line in lines]
+    assert sum(0 < gap <= 3 for gap in gaps_ms) > 50, "at once"
+    assert sum(100 < gap <= 1_000 for gap in gaps_ms) > 50, "while it runs"
+    assert sum(gap > 4_000 for gap in gaps_ms) > 50, "after it has finished"
+
+
+def test_deliveries_sent_again_have_the_same_body() -> None:
+    """One delivery id, one path and body: a sender repeats itself word for word."""
+    told: dict[str, tuple[str, Any]] = {}
+    for line in map(json.loads, RECORDING.read_text(encoding="utf-8").splitlines()):
+        assert told.setdefault(line["id"], (line["to"], line["body"])) == (line["to"], line["body"])
+
+
+# --- the judge -------------------------------------------------------------------------------------------------------
+
+
+def honest_ledger(parts: Any, deliveries: list[Any]) -> list[dict[str, Any]]:
+    """What the outside world writes when all goes well."""
+    ledger: list[dict[str, Any]] = []
+    seen: set[str] = set()
+    for one in deliveries:
+        if one.id in seen or one.to == "/forms/profile":
+            continue
+        seen.add(one.id)
+        if one.to == "/hooks/invoices":
+            invoice = one.body["data"]
+            if invoice["customer"]["email"].endswith("@busy.example"):
+                ledger += [{"what": "turned away", "invoice": invoice["invoice"]}] * 2
+            ledger.append({"what": "invoice sent", "invoice": invoice["invoice"]})
+        else:
+            ledger.append({"what": "form taken", "id": one.id})
+    for save in parts.checks.last_clicks(deliveries):
+        profile, _, revision = save.partition(" revision ")
+        ledger.append({"what": "profile saved", "profile": profile, "revision": int(revision)})
+    return ledger
+
+
+def verdicts(parts: Any, ledger: list[dict[str, Any]], deliveries: list[Any], retries: int) -> list[bool]:
+    return [check.good for check in parts.checks.judge(deliveries, ledger, retries)]
+
+
+def test_the_judge_accepts_an_honest_ledger_and_no_other(parts: Any) -> None:
+    """Anything that happened once too often or not at all is found, by the check that is about it."""
+    deliveries = parts.client.read_recording(RECORDING)
+    ledger = honest_ledger(parts, deliveries)
+    retries = sum(line["what"] == "turned away" for line in ledger)
+    assert retries > 100
+    assert verdicts(parts, ledger, deliveries, retries) == [True, True, True, True]
+    assert verdicts(parts, ledger, deliveries, retries - 1) == [True, True, True, False]
+
+    for place, what in enumerate(["invoice sent", "form taken", "profile saved", "turned away"]):
+        expected = [check != place for check in range(4)]
+        line = next(line for line in ledger if line["what"] == what)
+        assert verdicts(parts, [*ledger, line], deliveries, retries) == expected, f"{what} twice"
+        without = [other for other in ledger if other is not line]
+        if what != "turned away":  # the same line twice, so that leaving one out by identity drops both
+            assert verdicts(parts, without, deliveries, retries) == expected, f"{what} never"
+
+
+def test_bursts_of_clicks_are_told_apart(parts: Any) -> None:
+    """Clicks within one debounce are one burst, whose last click counts; a later click opens the next."""
+
+    def click(at_ms: int, revision: int) -> Any:
+        return parts.client.Delivery(at_ms, f"frm_{at_ms}", "/forms/profile", {"profile": "p", "revision": revision})
+
+    clicks = [click(0, 1), click(900, 2), click(1_999, 3), click(2_000, 4), click(9_000, 5)]
+    assert parts.checks.last_clicks(clicks) == ["p revision 3", "p revision 4", "p revision 5"]
+
+
+# --- what is shown ---------------------------------------------------------------------------------------------------
+
+
+def test_the_summary_fits_a_terminal_and_names_what_is_wrong(parts: Any) -> None:
+    """80 columns are enough, NO_COLOR leaves no color, and a failed check is spelled out."""
+    from rich.console import Console
+
+    out = StringIO()
+    console = Console(file=out, force_terminal=True, width=80, no_color=True, highlight=False)
+    tally = parts.client.Tally(3, created=1, duplicates=Counter(active=2), response_ms=[1.0, 2.0, 30.0])
+    problems = [f"in_{number}: 2 times instead of 1" for number in range(7)]
+    parts.screen.print_summary(console, tally, 4, [parts.checks.Check("each invoice was sent once", problems)])
+    shown = re.sub(r"\x1b\[[012;]*m", "", out.getvalue())  # bold and dim are not colors
+    assert "\x1b" not in shown, "color in spite of NO_COLOR"
+    assert max(map(len, shown.splitlines())) <= 80
+    for row in ("deliveries received .* 3 ", "jobs created .* 1 ", "duplicates ignored .* 2 ", "job was active .* 2 "):
+        assert re.search(row, shown), row
+    assert re.search("p50 .* 2.0 ms", shown)
+    assert re.search("p99 .* 30.0 ms", shown)
+    assert "WRONG  each invoice was sent once" in shown
+    assert "in_4: 2 times instead of 1" in shown
+    assert "and 2 more" in shown
+
+
+# --- the whole -------------------------------------------------------------------------------------------------------
+
+unix_only = pytest.mark.skipif(sys.platform == "win32", reason="process groups")
+
+
+def alive(group: int) -> bool:
+    """Whether any process of the group is left: the demo is its leader, and its server is in it."""
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+@contextmanager
+def demo(*arguments: str, examples: Path = EXAMPLES) -> Iterator[subprocess.Popen[str]]:
+    """Start the demo in a process group of its own, piped; nothing of it outlives the block."""
+    process = subprocess.Popen(
+        [sys.executable, str(examples / "demo.py"), *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        yield process
+    finally:
+        if alive(process.pid):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+
+
+@pytest.mark.slow
+@unix_only
+def test_demo_runs_by_itself_and_everything_is_done_once() -> None:
+    """All deliveries, within a minute: plain lines in a pipe, the summary, exit code 0, no process left."""
+    with demo() as process:
+        out, err = process.communicate(timeout=60)
+        assert process.returncode == 0, out + err
+        assert not alive(process.pid)
+    assert err == ""
+    assert "\x1b" not in out
+    assert "\r" not in out
+
+    figures = dict(re.findall(r"^ *(\D+?) {2,}([\d,]+)$", out.replace(",", ""), re.MULTILINE))
+    received, created, ignored = (
+        int(figures[name]) for name in ("deliveries received", "jobs created", "duplicates ignored")
+    )
+    total = len(RECORDING.read_text(encoding="utf-8").splitlines())
+    assert received == total == created + ignored
+    assert int(figures["retries"]) == 126
+    assert int(figures["its job was completed"]) > 100, "deliveries that come long after"
+    assert int(figures["its job was active"]) > 20, "deliveries that come while the first is running"
+    assert int(figures["its job was delayed"]) > 200, "clicks, and deliveries between two attempts"
+    assert re.search(r"^request to response, p50 +[\d.]+ ms$", out, re.MULTILINE)
+    assert re.search(r"^request to response, p99 +[\d.]+ ms$", out, re.MULTILINE)
+    assert "ok     each of 900 invoices was sent once" in out
+    assert len(re.findall("^ok ", out, re.MULTILINE)) == 5
+    assert len(re.findall(r"of 2,041 deliveries: [\d,]+ jobs created", out)) >= 5
+
+
+@pytest.mark.slow
+@unix_only
+def test_demo_can_fail(tmp_path: Path) -> None:
+    """Take the retention out of the app, and late deliveries send invoices again: the demo says so and exits with 1."""
+    for source in EXAMPLES.rglob("*"):
+        if source.is_file() and "__pycache__" not in source.parts:
+            target = tmp_path / source.relative_to(EXAMPLES)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(source.read_bytes())
+    app = tmp_path / "month_end" / "app.py"
+    spoiled, places = re.subn(r'remove_on_complete=\{"age": DAY_S\},?', "", app.read_text(encoding="utf-8"))
+    assert places == 2
+    app.write_text(spoiled, encoding="utf-8")
+
+    with demo("--seconds", "5", examples=tmp_path) as process:
+        out, err = process.communicate(timeout=60)
+    assert process.returncode == 1, out + err
+    assert re.search(
+        r"^WRONG  each of \d+ invoices was sent once\n {7}in_\d+: [2-9] times instead of 1$", out, re.MULTILINE
+    )
+
+
+@pytest.mark.slow
+@unix_only
+@pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGTERM])
+def test_demo_cleans_up_when_stopped(kind: signal.Signals) -> None:
+    """Ctrl-C or kill: exit code 130, no traceback, and the server is down as well, so its port is free."""
+    with demo() as process:
+        assert process.stdout is not None
+        while "deliveries: " not in process.stdout.readline():
+            assert process.poll() is None
+        process.send_signal(kind)  # to the demo alone, not to the server
+        _, err = process.communicate(timeout=15)
+        assert not alive(process.pid)
+    assert process.returncode == 130
+    assert err == "\nStopped; the server is down as well.\n"
+
+
+@pytest.mark.slow
+@unix_only
+def test_the_server_does_not_outlive_a_killed_demo() -> None:
+    """SIGKILL leaves the demo no chance to clean up; the server notices and ends by itself."""
+    with demo() as process:
+        assert process.stdout is not None
+        while "deliveries: " not in process.stdout.readline():
+            assert process.poll() is None
+        process.kill()
+        process.wait(5)
+        deadline = time.monotonic() + 15
+        while alive(process.pid) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert not alive(process.pid)
