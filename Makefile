@@ -10,6 +10,7 @@ ARGS ?=
 PYTHON ?=
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
+.NOTPARALLEL:
 
 # What the caller's shell says about Python is not meant for this virtual environment: an active venv, a PYTHONPATH
 # with another copy of the package, -O that drops asserts, options that pip or pytest would read from the environment.
@@ -41,7 +42,7 @@ install: $(VENV)/.has-dev ## make .venv with everything a contributor needs
 # --- what CI runs ---------------------------------------------------------------------------------------------------
 
 .PHONY: check lint format types contracts package
-check: lint types contracts package test ## everything that CI runs
+check: lint types contracts package test ## everything that CI runs, cheap checks first
 
 lint: $(VENV)/.has-dev ## ruff: rules and format
 	$(PY) -m ruff check $(ARGS)
@@ -105,8 +106,9 @@ $(VENV)/.has-pip: $(PY)
 	@$(PIP) install --upgrade "pip>=25.1"
 	@touch $@
 
-# A venv that stopped working (its Python was removed or replaced) is made anew.
-ifneq ($(shell $(PY) -c 'print("works")' 2>/dev/null),works)
+# A venv whose Python was removed, or that came here with a moved or copied folder, is made anew: its scripts and its
+# link to the package would point to the old place.
+ifneq ($(shell test "$$(cat $(VENV)/.made-in 2>/dev/null)" = "$$(pwd -P)" && $(PY) -c 'print("works")' 2>/dev/null),works)
 .PHONY: $(PY)
 endif
 
@@ -119,7 +121,8 @@ $(PY):
 	@for python in $(CANDIDATES); do \
 		if "$$python" -c "$(CAN_MAKE_VENV)" 2>/dev/null; then \
 			echo "making $(VENV) with $$("$$python" --version) ($$python)"; \
-			exec "$$python" -m venv --clear $(VENV); \
+			"$$python" -m venv --clear $(VENV) && pwd -P > $(VENV)/.made-in; \
+			exit; \
 		fi; \
 		if "$$python" -c "$(IS_NEW_ENOUGH)" 2>/dev/null; then incomplete="$$incomplete $$python"; \
 		elif "$$python" --version >/dev/null 2>&1; then old="$$old $$python ($$("$$python" --version 2>&1))"; fi; \
