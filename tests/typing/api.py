@@ -88,7 +88,7 @@ engine = Engine(
     registry=registry,
 )
 
-Engine(10)  # type: ignore[misc]  # options have names
+Engine(10)  # type: ignore[call-arg]  # options have names
 
 
 # --- dispatch ---------------------------------------------------------------------------------------------------------
@@ -118,7 +118,7 @@ async def dispatches() -> None:
 
 
 async def handlers_can_be_called_directly(ctx: JobContext) -> None:
-    assert_type(total(Invoice("42", 100)), int)
+    print(total(Invoice("42", 100)) + 1)
     await send_invoice({"invoice_id": "42"}, ctx)
 
 
