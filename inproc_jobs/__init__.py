@@ -17,8 +17,9 @@ if TYPE_CHECKING:
     from inproc_jobs.app.definition import JobDefinition, Registry, define_job
     from inproc_jobs.app.engine import Engine, RunSummary, StopReport, failed_jobs, retry_failed_job
     from inproc_jobs.app.options import Deduplication
+    from inproc_jobs.app.queue_view import QueueView
     from inproc_jobs.app.receipt import DispatchedJob
-    from inproc_jobs.app.views import FailedJob, JobView, QueueView
+    from inproc_jobs.app.views import FailedJob, JobView
     from inproc_jobs.core.states import JobState
     from inproc_jobs.errors import (
         BlockingCallError,
@@ -121,7 +122,8 @@ _NAMES_OF = {
     "inproc_jobs.app.engine": "Engine RunSummary StopReport failed_jobs retry_failed_job",
     "inproc_jobs.app.options": "Deduplication",
     "inproc_jobs.app.receipt": "DispatchedJob",
-    "inproc_jobs.app.views": "FailedJob JobView QueueView",
+    "inproc_jobs.app.queue_view": "QueueView",
+    "inproc_jobs.app.views": "FailedJob JobView",
     "inproc_jobs.core.states": "JobState",
     "inproc_jobs.errors": """
         BlockingCallError EngineForkedError EngineNotStartedError EngineStoppedError FailedJobNotFoundError

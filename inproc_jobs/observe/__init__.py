@@ -1,1 +1,1 @@
-"""What becomes of events: log lines, listeners, metrics, traces."""
+"""What the engine tells the outside: logs and events."""

@@ -1,0 +1,565 @@
+"""
+Where an engine runs: inside the caller's loop, in a thread of its own, or blocking; and how it stops.
+
+The three hosts share one way down (`_shut_down`): no new dispatches, drain if asked to, wait for what is active, cancel
+it when the time is over, give up on what ignores that, report. All of it is bounded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextlib
+import os
+import signal
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import Enum
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final
+
+from inproc_jobs.app.progress import Progress
+from inproc_jobs.core.durations import parse_seconds
+from inproc_jobs.core.states import JobState
+from inproc_jobs.errors import (
+    BlockingCallError,
+    EngineForkedError,
+    EngineStoppedError,
+    InprocJobsError,
+    InvalidOptionTypeError,
+)
+from inproc_jobs.runtime.context import CURRENT_RUN
+from inproc_jobs.runtime.runtime import Runtime
+
+if TYPE_CHECKING:
+    from typing import Self
+
+__all__ = ["EngineState", "HostedEngine", "RunSummary", "StopReport"]
+
+CANCEL_GRACE_S: Final = 0.1
+"""How long a cancelled handler may clean up once `shutdown_timeout` is over."""
+
+
+class EngineState(Enum):
+    """NEW takes dispatches and runs nothing yet."""
+
+    NEW = "new"
+    RUNNING = "running"
+    STOPPING = "stopping"
+    STOPPED = "stopped"
+    FORKED = "forked"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopReport:
+    """
+    How a stop went.
+
+    Attributes:
+        completed, failed: Jobs that ended while stopping.
+        interrupted: Ids of active jobs that were cancelled and put back; they have not run to their end.
+        abandoned: Ids of active jobs whose handler ignored the cancellation or hangs in a thread; what they still
+            return is dropped.
+        lost: Jobs left in memory, delayed ones included, that no snapshot keeps; an engine that is started again in
+            this process still has them.
+        timed_out: Whether the time was over before all was done.
+    """
+
+    completed: int = 0
+    failed: int = 0
+    interrupted: tuple[str, ...] = ()
+    abandoned: tuple[str, ...] = ()
+    lost: int = 0
+    timed_out: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSummary:
+    """
+    What `run_until_idle` has done.
+
+    Attributes:
+        completed, failed: Jobs that ended.
+        retried: Attempts that failed and were retried.
+        timed_out: Whether the timeout ended it; jobs that were active then were put back.
+        remaining: Jobs that have not ended: left by a timeout, or in a paused queue.
+    """
+
+    completed: int = 0
+    failed: int = 0
+    retried: int = 0
+    timed_out: bool = False
+    remaining: int = 0
+
+    @property
+    def ok(self) -> bool:
+        """True when nothing failed and nothing is left."""
+        return not self.failed and not self.timed_out and not self.remaining
+
+
+class HostedEngine:
+    """Life and death of an engine; the facade builds on it."""
+
+    def __init__(self, runtime: Runtime, shutdown_timeout_ms: int) -> None:
+        self.runtime = runtime
+        self.takes_dispatches = True
+        self._state = EngineState.NEW
+        self._shutdown_timeout_s = shutdown_timeout_ms / 1000
+        self._thread: threading.Thread | None = None
+        self._stop_requested: Callable[[], None] | None = None
+        self._shutting_down: asyncio.Task[StopReport] | None = None
+        self._draining = False
+        self._last_report = StopReport()
+        self._host_lock = threading.Lock()
+        self._hurry_event = asyncio.Event()
+        _ENGINES.add(self)
+
+    # --- refusals -----------------------------------------------------------------------------------------------
+
+    def refuse_forked(self) -> None:
+        """Raise in a child of the process whose engine was running at the fork."""
+        if self._state is EngineState.FORKED:
+            raise EngineForkedError(
+                f"this process (pid {os.getpid()}) was forked while the engine ran, and has neither its threads nor its loop; "
+                "make a new Engine in the child, or start engines after the fork (gunicorn: post_fork)"
+            )
+
+    def refuse_stopped(self) -> None:
+        """Raise when the engine was stopped."""
+        self.refuse_forked()
+        if self._state is EngineState.STOPPED:
+            raise EngineStoppedError("the engine was stopped; start it again (astart, start) before using it")
+
+    def refuse_dispatch(self) -> None:
+        """Raise what keeps this engine from taking a dispatch; while it drains, its own handlers may still dispatch."""
+        self.refuse_stopped()
+        run = CURRENT_RUN.get()
+        if self._draining and run is not None and run.worker.runtime is self.runtime:
+            return
+        raise EngineStoppedError("the engine is being stopped and takes no new jobs; dispatch after it was started again")
+
+    def refuse_in_loop(self, what: str, twin: str) -> None:
+        """Raise when a blocking call is made where an event loop runs."""
+        if _running_loop() is not None:
+            raise BlockingCallError(f"{what} would block the event loop that runs in this thread; use {twin}")
+
+    # --- inside the caller's loop -------------------------------------------------------------------------------
+
+    async def astart(self) -> None:
+        """
+        Run in the caller's loop. Starting an engine that runs already does nothing.
+
+        Raises:
+            EngineForkedError: The process was forked while it ran.
+            EngineStoppedError: It is being stopped right now.
+        """
+        self._begin()
+        if self._state is EngineState.RUNNING:
+            return
+        self._host(asyncio.get_running_loop())
+
+    async def astop(self, timeout: Any = None, *, drain: bool | None = None) -> StopReport:
+        """
+        Stop: no new dispatches, active jobs finish; with `drain` all that is ready runs too.
+
+        Args:
+            timeout: Seconds ("30s" and timedelta work too); None is `shutdown_timeout`.
+            drain: None is yes without a snapshot. Delayed jobs are not waited for.
+
+        Returns:
+            What was done and what is left. Stopping twice returns the same report.
+
+        Raises:
+            BlockingCallError: Called by one of the engine's own handlers, which would wait for itself.
+        """
+        seconds = self._stop_arguments(timeout, drain)
+        self._refuse_own_handler("astop")
+        loop = self.runtime.loop
+        if self._state in (EngineState.NEW, EngineState.STOPPED) or loop is None:
+            return self._stop_unhosted()
+        if loop is asyncio.get_running_loop():
+            return await self._shut_down(seconds, drain)
+        report = await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._shut_down(seconds, drain), loop))
+        thread = self._thread
+        if thread is not None:
+            await asyncio.to_thread(thread.join)
+        return report
+
+    # --- a thread of its own ------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """
+        Run in a thread of its own (Flask, Django, scripts). Returns once it runs; starting it again does nothing.
+
+        Raises:
+            EngineForkedError: The process was forked while it ran.
+            EngineStoppedError: It is being stopped right now.
+        """
+        with self._host_lock:
+            self._begin()
+            if self._state is EngineState.RUNNING:
+                return
+            ready = threading.Event()
+            failure: list[BaseException] = []
+
+            def run() -> None:
+                try:
+                    with asyncio.Runner() as runner:
+                        runner.run(self._serve(ready.set))
+                except BaseException as error:  # noqa: BLE001  # told to whoever waits for the start
+                    failure.append(error)
+                    ready.set()
+
+            # A daemon: a program that forgets to stop the engine must still be able to end; `atexit` stops it.
+            self._thread = threading.Thread(target=run, name="inproc_jobs engine", daemon=True)
+            self._thread.start()
+            ready.wait()
+            if failure:
+                self._thread = None
+                raise failure[0]
+
+    async def _serve(self, ready: Callable[[], None]) -> None:
+        """Host until somebody has shut the engine down."""
+        self._host(asyncio.get_running_loop())
+        stopped = asyncio.Event()
+        self._stop_requested = stopped.set
+        ready()
+        await stopped.wait()
+
+    def stop(self, timeout: Any = None, *, drain: bool | None = None) -> StopReport:
+        """
+        As `astop`, from any thread but that of the loop that hosts the engine.
+
+        Raises:
+            BlockingCallError: Called where it would wait for itself; `await engine.astop()` instead.
+        """
+        seconds = self._stop_arguments(timeout, drain)
+        self._refuse_own_handler("stop")
+        loop = self.runtime.loop
+        if self._state in (EngineState.NEW, EngineState.STOPPED) or loop is None:
+            return self._stop_unhosted()
+        if loop is _running_loop():
+            raise BlockingCallError("stop() would wait for the loop it is called in; use await engine.astop()")
+        report = asyncio.run_coroutine_threadsafe(self._shut_down(seconds, drain), loop).result()
+        thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join()
+            self._thread = None
+        return report
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop(drain=False if error is not None else None)
+
+    # --- blocking -----------------------------------------------------------------------------------------------
+
+    def run_until_idle(self, timeout: Any = None, *, progress: bool = False) -> RunSummary:
+        """
+        Run jobs until nothing can run any more; delays and retries are waited for, paused queues are not.
+
+        Ctrl-C cancels what is active, puts it back, and raises KeyboardInterrupt. The engine stays usable.
+
+        Args:
+            timeout: Seconds at most; None is no limit.
+            progress: Show a progress bar on standard error (plain lines where that is no terminal).
+
+        Raises:
+            BlockingCallError: A loop runs in this thread.
+            EngineStoppedError: The engine was stopped.
+        """
+        seconds = parse_seconds(timeout, option="timeout")
+        self.refuse_in_loop("run_until_idle", "await inside `async with engine`")
+        self._refuse_own_handler("run_until_idle")
+        self.refuse_stopped()
+        before = (self.runtime.completed, self.runtime.failed, self.runtime.retried)
+        show = Progress(self.runtime) if progress else None
+        loop = self.runtime.loop
+        if loop is not None:
+            timed_out = asyncio.run_coroutine_threadsafe(self._wait_idle(seconds, show), loop).result()
+        else:
+            with asyncio.Runner() as runner:
+                timed_out = runner.run(self._run_until_idle(seconds, show))
+        return RunSummary(
+            completed=self.runtime.completed - before[0],
+            failed=self.runtime.failed - before[1],
+            retried=self.runtime.retried - before[2],
+            timed_out=timed_out,
+            remaining=self._count_left(),
+        )
+
+    async def _run_until_idle(self, seconds: float | None, show: Progress | None) -> bool:
+        """Host for a while, without ever counting as stopped."""
+        self._host(asyncio.get_running_loop())
+        try:
+            return await self._wait_idle(seconds, show)
+        finally:
+            self.runtime.fetching = False
+            await self._end_runs()
+            self.runtime.flush()
+            self.runtime.unhost()
+            self._state = EngineState.NEW
+
+    async def _wait_idle(self, seconds: float | None, show: Progress | None) -> bool:
+        """True when the time was over first."""
+        with show if show is not None else contextlib.nullcontext():
+            try:
+                async with asyncio.timeout(seconds):
+                    await self.runtime.wait_idle()
+            except TimeoutError:
+                return True
+            return False
+
+    def run_forever(self) -> StopReport:
+        """
+        Run jobs until Ctrl-C or SIGTERM: the first stops gracefully, a second at once. Signal handlers are those of the
+        time before once it returns; the exit code is the caller's.
+
+        Raises:
+            BlockingCallError: A loop runs in this thread.
+        """
+        self.refuse_in_loop("run_forever", "`async with engine` and a wait of your own")
+        self._begin()
+        if self._state is EngineState.RUNNING:
+            raise BlockingCallError("the engine runs already; stop it before run_forever()")
+        with asyncio.Runner() as runner:
+            return runner.run(self._run_forever())
+
+    async def _run_forever(self) -> StopReport:
+        loop = asyncio.get_running_loop()
+        signalled = asyncio.Event()
+        hurry = asyncio.Event()
+
+        def on_signal() -> None:
+            if signalled.is_set():
+                hurry.set()
+            signalled.set()
+
+        with _signals(loop, on_signal):
+            self._host(loop)
+            self._stop_requested = signalled.set
+            await signalled.wait()
+            if self._state is EngineState.STOPPED:
+                return self._last_report
+            stopping = loop.create_task(self._shut_down(self._shutdown_timeout_s, None))
+            hurrying = loop.create_task(hurry.wait())
+            await asyncio.wait((stopping, hurrying), return_when=asyncio.FIRST_COMPLETED)
+            if not stopping.done():
+                self._hurry()
+            hurrying.cancel()
+            return await stopping
+
+    # --- starting and stopping ----------------------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        self.refuse_forked()
+        if self._state is EngineState.STOPPING:
+            raise EngineStoppedError("the engine is being stopped; start it again once it has stopped")
+
+    def _host(self, loop: asyncio.AbstractEventLoop) -> None:
+        if self._state is EngineState.RUNNING:
+            raise InprocJobsError("the engine runs already, in another loop or thread")
+        self._state = EngineState.RUNNING
+        self.takes_dispatches = True
+        self._hurry_event = asyncio.Event()
+        self.runtime.host(loop)
+
+    def _stop_arguments(self, timeout: Any, drain: Any) -> float:
+        seconds = parse_seconds(timeout, option="timeout")
+        if drain is not None and type(drain) is not bool:
+            raise InvalidOptionTypeError(f"drain must be True, False or None, got {drain!r}", option="drain", value=drain)
+        self.refuse_forked()
+        return self._shutdown_timeout_s if seconds is None else seconds
+
+    def _refuse_own_handler(self, what: str) -> None:
+        run = CURRENT_RUN.get()
+        if run is not None and run.worker.runtime is self.runtime and not run.over:
+            raise BlockingCallError(
+                f"{what}() was called by a handler of this engine and would wait for that handler; "
+                "have the program that owns the engine stop it"
+            )
+
+    def _stop_unhosted(self) -> StopReport:
+        """Nothing runs; what is in memory is lost unless it is started again."""
+        if self._state is not EngineState.STOPPED:
+            self._state = EngineState.STOPPED
+            self.takes_dispatches = False
+            self.runtime.fail_waiters(EngineStoppedError("the engine was stopped before the job ended"))
+            self._last_report = self._report((), (), False, (self.runtime.completed, self.runtime.failed))
+        return self._last_report
+
+    async def _shut_down(self, seconds: float, drain: bool | None) -> StopReport:
+        """Shut down once; everybody who asks meanwhile gets the same report. On the host's loop."""
+        if self._state is EngineState.STOPPED:
+            return self._last_report
+        if self._shutting_down is None:
+            self._shutting_down = asyncio.get_running_loop().create_task(self._do_shut_down(seconds, drain))
+        # Shielded: a caller that is cancelled must not leave the engine half stopped.
+        return await asyncio.shield(self._shutting_down)
+
+    async def _do_shut_down(self, seconds: float, drain: bool | None) -> StopReport:
+        runtime = self.runtime
+        before = (runtime.completed, runtime.failed)
+        self._state = EngineState.STOPPING
+        self.takes_dispatches = False
+        self._draining = drain is not False
+        timed_out = False
+        interrupted: tuple[str, ...] = ()
+        abandoned: tuple[str, ...] = ()
+        try:
+            timed_out = not await self._finish_what_runs(seconds)
+            interrupted, abandoned = await self._end_runs()
+        finally:
+            runtime.fetching = False
+            self._draining = False
+            runtime.fail_waiters(EngineStoppedError("the engine was stopped before the job ended"))
+            runtime.flush()
+            # Events of the last jobs were handed to the loop just now; let them out before it is let go.
+            await asyncio.sleep(0)
+            runtime.unhost()
+            self._state = EngineState.STOPPED
+            self._shutting_down = None
+            self._last_report = self._report(interrupted, abandoned, timed_out, before)
+            if self._stop_requested is not None:
+                self._stop_requested()
+                self._stop_requested = None
+        return self._last_report
+
+    async def _finish_what_runs(self, seconds: float) -> bool:
+        """Drain if asked to, and wait for the active jobs; False when the time was over, or somebody is in a hurry."""
+        runtime = self.runtime
+        hurry = asyncio.get_running_loop().create_task(self._hurry_event.wait())
+
+        async def finish() -> None:
+            if self._draining:
+                await runtime.wait_idle(ready_only=True)
+            runtime.fetching = False
+            await runtime.wait_no_runs()
+
+        finishing = asyncio.get_running_loop().create_task(finish())
+        await asyncio.wait((finishing, hurry), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        done = finishing.done()
+        for task in (finishing, hurry):
+            task.cancel()
+        runtime.fetching = False
+        return done
+
+    async def _end_runs(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Cancel what is still active; answer the ids of what was put back, and of what was given up on."""
+        runtime = self.runtime
+        active = [run for worker in runtime.workers.values() for run in worker.runs]
+        if not active:
+            return (), ()
+        for worker in runtime.workers.values():
+            worker.cancel_runs()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(CANCEL_GRACE_S):
+                await runtime.wait_no_runs()
+        abandoned = tuple(job.id for worker in runtime.workers.values() for job in worker.abandon_runs())
+        # Threads are given up at once, so their runs ended with the cancellation; they are told apart by the worker.
+        hanging = tuple(run.job.id for worker in runtime.workers.values() for run in worker.abandoned)
+        given_up = tuple(dict.fromkeys((*abandoned, *hanging)))
+        interrupted = tuple(run.job.id for run in active if run.job.id not in given_up and _is_back(run.job.state))
+        if given_up:
+            runtime.log.warning("handlers did not end in time and were abandoned", job_ids=given_up)
+        return interrupted, given_up
+
+    def _hurry(self) -> None:
+        """A second signal: do not wait any longer."""
+        self._hurry_event.set()
+
+    def _report(
+        self, interrupted: tuple[str, ...], abandoned: tuple[str, ...], timed_out: bool, before: tuple[int, int]
+    ) -> StopReport:
+        left = self._left_by_state()
+        lost = sum(left.values())
+        if lost:
+            self.runtime.log.warning("engine stopped with jobs that nothing keeps", lost=lost, **left)
+        return StopReport(
+            completed=self.runtime.completed - before[0],
+            failed=self.runtime.failed - before[1],
+            interrupted=interrupted,
+            abandoned=abandoned,
+            lost=lost,
+            timed_out=timed_out,
+        )
+
+    def _left_by_state(self) -> dict[str, int]:
+        """How many jobs have not ended, by state; states without any are left out."""
+        left: dict[str, int] = {}
+        with self.runtime.lock:
+            for queue in self.runtime.core.queues.values():
+                for state in (JobState.WAITING, JobState.PRIORITIZED, JobState.DELAYED, JobState.ACTIVE, JobState.WAITING_CHILDREN):
+                    count = len(queue.containers[state])
+                    if count:
+                        left[state.value.replace("-", "_")] = left.get(state.value.replace("-", "_"), 0) + count
+        return left
+
+    def _count_left(self) -> int:
+        return sum(self._left_by_state().values())
+
+    # --- forks --------------------------------------------------------------------------------------------------
+
+    def after_fork_in_child(self) -> None:
+        """Only the forking thread lives on: locks may be held for ever, and the runners are gone."""
+        self.runtime.lock = threading.Lock()
+        self._host_lock = threading.Lock()
+        if self._state in (EngineState.RUNNING, EngineState.STOPPING):
+            self._state = EngineState.FORKED
+            self.takes_dispatches = False
+            self.runtime.loop = None
+
+
+_ENGINES: Final[weakref.WeakSet[HostedEngine]] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for engine in list(_ENGINES):
+        engine.after_fork_in_child()
+
+
+def _at_exit() -> None:
+    """Stop engines that run in a thread of their own, as leaving `with engine:` would."""
+    for engine in list(_ENGINES):
+        if engine._thread is not None and engine._state is EngineState.RUNNING:  # noqa: SLF001  # same module
+            with contextlib.suppress(Exception):
+                engine.stop()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+atexit.register(_at_exit)
+
+
+def _is_back(state: JobState) -> bool:
+    return state in (JobState.WAITING, JobState.PRIORITIZED)
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
+
+
+@contextlib.contextmanager
+def _signals(loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> Iterator[None]:
+    """SIGINT and SIGTERM call a function of ours meanwhile; outside the main thread nothing is touched."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    for number in before:
+        loop.add_signal_handler(number, call)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            loop.remove_signal_handler(number)
+            signal.signal(number, handler)

@@ -1,0 +1,82 @@
+"""What an exception that left a handler means for its job."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from inproc_jobs.core.durations import parse_ms
+from inproc_jobs.errors import (
+    InvalidDurationError,
+    RateLimited,
+    ResultNotStorableError,
+    RetryLater,
+    UnrecoverableError,
+)
+from inproc_jobs.runtime.processes import RemoteHandlerError
+from inproc_jobs.runtime.tracebacks import reason_of, trace_of
+
+if TYPE_CHECKING:
+    from inproc_jobs.runtime.run import Run
+    from inproc_jobs.runtime.runtime import Runtime
+
+__all__ = ["Failure", "Interrupted", "PutBack", "read_failure"]
+
+
+class Failure:
+    """The attempt failed; texts are made when asked for, once."""
+
+    __slots__ = ("error", "unrecoverable")
+
+    def __init__(self, error: BaseException, unrecoverable: bool = False) -> None:
+        self.error = error
+        self.unrecoverable = unrecoverable
+
+    def reason(self) -> str:
+        """What is stored as the reason."""
+        return reason_of(self.error)
+
+    def trace(self) -> str:
+        """What is stored as the stack trace; that of another process is kept as it came."""
+        if isinstance(self.error, RemoteHandlerError):
+            return self.error.traceback_text
+        return trace_of(self.error)
+
+
+class PutBack:
+    """The handler asked to be run again later."""
+
+    __slots__ = ("delay_ms", "rate_limit")
+
+    def __init__(self, delay_ms: int, rate_limit: bool) -> None:
+        self.delay_ms = delay_ms
+        self.rate_limit = rate_limit
+
+
+class Interrupted:
+    """The engine is being stopped and has cancelled the run; the attempt does not count."""
+
+    __slots__ = ()
+
+
+def read_failure(error: BaseException, run: Run, runtime: Runtime) -> Failure | PutBack | Interrupted:
+    """
+    Tell a failure from a wish.
+
+    An error counts as unrecoverable by class or by the name of its class, as in BullMQ, so that one raised by a module
+    that was loaded twice, or by the `bullmq` package, means the same.
+    """
+    if isinstance(error, asyncio.CancelledError) and run.cancelled and not run.timed_out:
+        return Interrupted()
+    if isinstance(error, RemoteHandlerError) and error.signal is not None:
+        error = error.signal
+    if isinstance(error, RetryLater | RateLimited):
+        try:
+            return PutBack(parse_ms(error.delay, option="delay"), isinstance(error, RateLimited))
+        except InvalidDurationError as wrong:
+            wrong.__cause__ = error
+            return Failure(wrong, unrecoverable=True)
+    if isinstance(error, ResultNotStorableError):
+        return Failure(error, unrecoverable=True)
+    names = {cls.__name__ for cls in type(error).__mro__}
+    return Failure(error, unrecoverable=isinstance(error, UnrecoverableError) or "UnrecoverableError" in names)

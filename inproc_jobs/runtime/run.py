@@ -1,0 +1,188 @@
+"""
+One attempt of one job, and how its coroutine is driven.
+
+A run has a context of its own, but not a Task of its own: a Task per job costs as much as all the rest of a short
+job. The runner (a Task that runs one job after the other) steps the coroutine inside the run's context; when it
+suspends, the runner yields whatever the coroutine yielded and so waits on its behalf. `asyncio.current_task()` is
+therefore the runner: `asyncio.timeout`, task groups and cancellation work as usual, but the task's identity is not
+one per job.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Awaitable, Callable, Coroutine, Generator
+from contextvars import Context
+from inspect import isawaitable
+from typing import TYPE_CHECKING, Any, Final
+
+from inproc_jobs.core.job import Job
+from inproc_jobs.runtime.context import JobContext, bind_run
+from inproc_jobs.runtime.payloads import encode_json
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from inproc_jobs.runtime.worker import QueueWorker
+
+__all__ = ["BLOCKED_S", "Run", "Stored", "begin", "call_plain", "drive", "start_coroutine"]
+
+
+BLOCKED_S: Final = 0.1
+"""A handler that holds the loop this long without waiting is named in the log."""
+
+
+class Stored:
+    """A result that is JSON text already: it comes from another process."""
+
+    __slots__ = ("data",)
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+
+
+class Run:
+    """
+    One attempt. It is also the token that locks the job in the core, so nobody else can end it.
+
+    Attributes:
+        worker, job: Whose, and what; `job` is set once the fetch has found one.
+        attempt: 1 for the first.
+        due_ms: When it was due.
+        task: The runner that executes it.
+        cancelled: It should end (`JobContext.cancelled`).
+        timed_out: Why: its timeout is over.
+        over: The engine has ended it already; whatever the handler still does is dropped.
+        waits_for: The job whose result the handler awaits without a timeout, else None.
+        give_up: Ends the waiting of the runner where the handler itself cannot be ended (threads, processes).
+    """
+
+    __slots__ = (
+        "attempt",
+        "cancelled",
+        "coro",
+        "due_ms",
+        "give_up",
+        "job",
+        "over",
+        "task",
+        "timed_out",
+        "timer",
+        "value",
+        "waits_for",
+        "worker",
+        "yielded",
+    )
+
+    job: Job
+    coro: Coroutine[Any, Any, Any]
+    attempt: int
+    due_ms: int
+    task: asyncio.Task[None]
+
+    def __init__(self, worker: QueueWorker) -> None:
+        self.worker = worker
+        self.cancelled = False
+        self.timed_out = False
+        self.over = False
+        self.timer: asyncio.TimerHandle | None = None
+        self.waits_for: Job | None = None
+        self.give_up: Callable[[BaseException], None] | None = None
+        self.value: Any = None
+        self.yielded: Any = None
+
+    def took(self, job: Job) -> Run:
+        """The fetch has found this job for the run."""
+        self.job = job
+        self.attempt = job.attempts_made + 1
+        self.due_ms = job.timestamp if job.extra is None and not job.order else job.scheduled_ms
+        return self
+
+    @property
+    def queue_name(self) -> str:
+        """Name of the queue."""
+        return self.worker.queue.name
+
+    # --- what the handler says through its context --------------------------------------------------------------
+
+    def set_progress(self, value: Any) -> None:
+        """Store and publish progress, unless the run is over."""
+        data = encode_json(value, "progress")
+        self.worker.change(self, lambda core, queue, now_ms: core.update_progress(queue, self.job.id, data))
+
+    def add_log(self, line: str) -> None:
+        """Append to the job's log, unless the run is over."""
+        row, keep = str(line), self.job.opts.keep_logs
+        self.worker.change(self, lambda core, queue, now_ms: core.add_log(queue, self.job.id, row, keep))
+
+    def update_payload(self, value: Any) -> None:
+        """Replace the stored payload, unless the run is over."""
+        data = self.worker.encode_payload(self.job.name, value)
+        self.worker.change(self, lambda core, queue, now_ms: core.update_data(queue, self.job.id, data))
+
+
+def begin(run: Run, fn: Callable[..., Any], decode: Callable[[bytes], Any], wants_ctx: bool) -> bool:
+    """
+    Call the handler inside the run's context and, if that gives a coroutine, run it up to its first wait.
+
+    Returns:
+        True when it waits (`drive` goes on), False when it is done and `run.value` has the result.
+    """
+    bind_run(run)
+    payload = decode(run.job.data)
+    value = fn(payload, JobContext(run)) if wants_ctx else fn(payload)
+    if type(value) is types.CoroutineType:
+        return start_coroutine(run, value)
+    if isawaitable(value):
+        return start_coroutine(run, _await(value))
+    run.value = value
+    return False
+
+
+def start_coroutine(run: Run, coro: Coroutine[Any, Any, Any]) -> bool:
+    """Step a coroutine for the first time; see `begin` for the answer."""
+    try:
+        run.yielded = coro.send(None)
+    except StopIteration as stop:
+        run.value = stop.value
+        return False
+    run.coro = coro
+    return True
+
+
+async def _await(value: Awaitable[Any]) -> Any:
+    return await value
+
+
+@types.coroutine
+def drive(run: Run, context: Context) -> Generator[Any, Any, Any]:
+    """Wait on behalf of a coroutine that `begin` has started, stepping it inside its context until it is done."""
+    coro, yielded = run.coro, run.yielded
+    monotonic = run.worker.runtime.monotonic
+    before = 0.0
+    while True:
+        if before and monotonic() - before > BLOCKED_S:
+            run.worker.runtime.report_block(run, monotonic() - before)
+        try:
+            sent = yield yielded
+        except GeneratorExit:
+            coro.close()
+            raise
+        except BaseException as error:  # noqa: BLE001  # passed on, cancellation above all
+            try:
+                yielded = context.run(coro.throw, error)
+            except StopIteration as stop:
+                return stop.value
+        else:
+            before = monotonic()
+            try:
+                yielded = context.run(coro.send, sent)
+            except StopIteration as stop:
+                return stop.value
+
+
+def call_plain(run: Run, fn: Callable[..., Any], decode: Callable[[bytes], Any], wants_ctx: bool) -> Any:
+    """Call a plain handler, in a thread, inside the run's context."""
+    bind_run(run)
+    payload = decode(run.job.data)
+    return fn(payload, JobContext(run)) if wants_ctx else fn(payload)

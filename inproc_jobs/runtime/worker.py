@@ -1,0 +1,475 @@
+"""
+The worker of one queue: as many runners as its concurrency, each a Task that runs one job after the other.
+
+A runner is only there while it has something to do. Handlers that never wait are all run by one of them, which gives
+way to the host's loop by time slice; as soon as a job waits, the next runner is started for the next job, so jobs
+start in the order of the queue and as many run at once as the concurrency allows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextvars import Context
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+from inproc_jobs.core.core import Core
+from inproc_jobs.core.job import Job
+from inproc_jobs.core.options import Limiter, WorkerOptions
+from inproc_jobs.core.queue import Queue
+from inproc_jobs.core.states import JobState
+from inproc_jobs.errors import JobCommandError, JobTimeoutError, NoHandlerError, ResultNotStorableError
+from inproc_jobs.runtime import context as run_context
+from inproc_jobs.runtime.failures import Failure, Interrupted, PutBack, read_failure
+from inproc_jobs.runtime.handlers import Handler
+from inproc_jobs.runtime.payloads import encode_json
+from inproc_jobs.runtime.run import BLOCKED_S, Run, Stored, begin, call_plain, drive, start_coroutine
+
+if TYPE_CHECKING:
+    from inproc_jobs.runtime.runtime import Runtime
+
+__all__ = ["CANCEL_GRACE_S", "MAX_ABANDONED", "QueueWorker"]
+
+CANCEL_GRACE_S: Final = 1.0
+"""How long a cancelled coroutine may clean up after its timeout before the engine goes on without it."""
+MAX_ABANDONED: Final = 64
+"""Threads that may hang past their timeouts while their slots are given to new runs; beyond that slots stay taken."""
+
+
+class _Binding:
+    """What the worker needs to run jobs of one name, resolved once."""
+
+    __slots__ = ("context", "decode", "fn", "handler", "mode", "wants_ctx")
+
+    def __init__(self, handler: Handler, context: Context) -> None:
+        self.handler = handler
+        self.fn = handler.fn
+        self.mode = handler.mode
+        self.decode = handler.codec.decode
+        self.wants_ctx = handler.wants_ctx
+        self.context = context
+
+
+class QueueWorker:
+    """
+    Runs the jobs of one queue.
+
+    Attributes:
+        queue: The core's record.
+        concurrency: Jobs at once.
+        options: What each fetch and finish brings to the core.
+        busy: Runners that hold a slot.
+        runs: Attempts going on, abandoned ones excluded.
+        abandoned: Attempts that were given up and whose handler has not come back.
+        summoned: A pump is scheduled already.
+    """
+
+    def __init__(self, runtime: Runtime, queue: Queue, concurrency: int, limiter: Limiter | None) -> None:
+        self.runtime = runtime
+        self.queue = queue
+        self.concurrency = concurrency
+        self.options = WorkerOptions(limiter=limiter)
+        self.busy = 0
+        self.runs: dict[Run, None] = {}
+        self.abandoned: dict[Run, None] = {}
+        self.summoned = False
+        self._bindings: dict[str, _Binding] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    # --- getting work -------------------------------------------------------------------------------------------
+
+    def forget_bindings(self) -> None:
+        """The engine starts, in another context."""
+        self._bindings.clear()
+
+    def forget_binding(self, name: str) -> None:
+        """The handler of a name was defined anew: runs that start from now on use it."""
+        self._bindings.pop(name, None)
+
+    def answer(self) -> None:
+        """Summoned by a dispatch."""
+        self.runtime.note_lag()
+        self.pump()
+
+    def pump(self) -> None:
+        """Start a runner if there is a slot and a job. It summons the next one when its job waits."""
+        self.summoned = False
+        if self.busy < self.concurrency and self.runtime.fetching:
+            run = self._fetch()
+            if run is not None:
+                self._start_runner(run)
+
+    def _fetch(self) -> Run | None:
+        """Take the next job, or arm the timer for when there may be one."""
+        runtime = self.runtime
+        if not runtime.fetching:
+            return None
+        run = Run(self)
+        with runtime.lock:
+            job = runtime.fetch(self, run)
+            flush = runtime.has_news()
+        if flush:
+            runtime.flush()
+        return None if job is None else run.took(job)
+
+    def _start_runner(self, run: Run) -> None:
+        self.busy += 1
+        assert self.runtime.loop is not None  # only called on a running engine
+        task = self.runtime.loop.create_task(
+            self._run_jobs(run), name=f"inproc_jobs {self.queue.name}", context=self.runtime.base_context.copy()
+        )
+        # The loop holds tasks weakly; without this a runner could be collected while its job waits (case C108).
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # --- running ------------------------------------------------------------------------------------------------
+
+    async def _run_jobs(self, first: Run) -> None:
+        """Run jobs until there are none, or until this task was touched by a cancellation and must be replaced."""
+        runtime = self.runtime
+        runs = self.runs
+        run: Run | None = first
+        me = asyncio.current_task()
+        assert me is not None  # a runner is a task
+        tick = runtime.begin_slice()
+        while run is not None:
+            run.task = me
+            runs[run] = None
+            value: Any = None
+            error: BaseException | None = None
+            try:
+                binding = self._bindings.get(run.job.name) or self._bind(run.job.name)
+                if run.job.extra is not None and run.job.extra.deferred_failure is not None:
+                    raise_deferred(run.job)
+                if run.job.opts.timeout_ms is not None and binding.mode != "process":
+                    self.start_timeout(run, run.job.opts.timeout_ms)
+                context = binding.context.copy()
+                if binding.mode == "async" or binding.mode == "inline":
+                    if context.run(begin, run, binding.fn, binding.decode, binding.wants_ctx):
+                        self._check_blocked(run, tick)
+                        self._summon_next()
+                        value = await drive(run, context)
+                        tick = runtime.begin_slice()
+                    else:
+                        value = run.value
+                else:
+                    value = await self._run_elsewhere(run, binding, context)
+                    tick = runtime.begin_slice()
+            except BaseException as caught:  # noqa: BLE001  # whatever a handler raises ends its own job only
+                error = caught
+            if run.timer is not None:
+                run.timer.cancel()
+            if run.over:
+                # Given up earlier: the job has ended and the slot was handed on. Nothing here may touch either.
+                self.abandoned.pop(run, None)
+                runtime.came_back(run)
+                return
+            ended, run = run, None
+            if error is None and not ended.timed_out:
+                run = self._succeed(ended, value)
+            else:
+                run = await self._fail(ended, error)
+                tick = runtime.begin_slice()
+            del runs[ended]
+            # A pending cancellation would hit the next job, so a runner that has one is replaced.
+            if me.cancelling() or me._must_cancel:  # type: ignore[attr-defined]  # set without a count by cancel+uncancel
+                break
+            now = runtime.monotonic()
+            if now - tick > BLOCKED_S:
+                runtime.report_block(ended, now - tick)
+            tick = now
+            value = error = None
+            if run is not None and now >= runtime.slice_end:
+                try:
+                    tick = await runtime.give_way()
+                except asyncio.CancelledError:
+                    break
+        self.busy -= 1
+        if run is not None:
+            self._start_runner(run)
+        else:
+            runtime.went_idle(self)
+
+    def _check_blocked(self, run: Run, since: float) -> None:
+        """Name a handler that held the loop up to its first wait."""
+        held = self.runtime.monotonic() - since
+        if held > BLOCKED_S:
+            self.runtime.report_block(run, held)
+
+    def _summon_next(self) -> None:
+        """The running job waits: let the next one start if there is a slot."""
+        if self.busy < self.concurrency and self.queue.ready_count:
+            self.pump()
+
+    async def _run_elsewhere(self, run: Run, binding: _Binding, context: Context) -> Any:
+        """Run a plain handler in a thread, or by a thread in another process."""
+        runtime = self.runtime
+        loop = runtime.loop
+        assert loop is not None
+        future: asyncio.Future[Any] = loop.create_future()
+
+        def settle(value: Any, error: BaseException | None) -> None:
+            if future.done():
+                return
+            if error is None:
+                future.set_result((value, None))
+            else:
+                # As a value: a future refuses StopIteration, and on 3.11 its waiter would hang (case C101).
+                future.set_result((None, error))
+
+        def on_done(value: Any, error: BaseException | None) -> None:
+            runtime.call_on_loop(settle, value, error)
+
+        process = runtime.process_call(run, binding.handler) if binding.mode == "process" else None
+        if process is not None:
+            thread = runtime.threads.submit(lambda: Stored(process.run()), on_done)
+        else:
+            call = partial(context.run, call_plain, run, binding.fn, binding.decode, binding.wants_ctx)
+            thread = runtime.threads.submit(call, on_done)
+
+        def give_up(error: BaseException) -> None:
+            if process is not None:
+                process.kill()
+            elif thread.abandon(partial(runtime.call_on_loop, runtime.came_back, run)):
+                self.abandoned[run] = None
+            settle(None, error)
+
+        run.give_up = give_up
+        self._summon_next()
+        try:
+            value, error = await future
+        except asyncio.CancelledError:
+            give_up(asyncio.CancelledError())
+            raise
+        finally:
+            run.give_up = None
+        if error is not None:
+            raise error
+        if asyncio.iscoroutine(value):
+            # A plain function that hands out a coroutine: it is meant to run on the loop.
+            run.value = None
+            return await drive(run, context) if context.run(start_coroutine, run, value) else run.value
+        return await value if hasattr(value, "__await__") else value
+
+    def _bind(self, name: str) -> _Binding:
+        handler = self.runtime.handlers.handler(name)
+        if handler is None:
+            raise NoHandlerError(
+                f"no handler for jobs named {name!r}; define it with define_job({name!r}) before its jobs are due"
+            )
+        context = self.runtime.base_context.copy()
+        context.run(run_context.bind_queue, self.queue.name, name)
+        binding = self._bindings[name] = _Binding(handler, context)
+        return binding
+
+    # --- the end of an attempt ----------------------------------------------------------------------------------
+
+    def _succeed(self, run: Run, value: Any) -> Run | None:
+        """Store the result; answer the next run."""
+        runtime = self.runtime
+        try:
+            if value is None:
+                data = b"null"
+            else:
+                data = value.data if type(value) is Stored else encode_json(value, "result")
+        except BaseException as error:  # noqa: BLE001  # a result is user data: its methods may raise anything
+            failure = ResultNotStorableError(f"the handler returned what cannot be stored: {error}")
+            failure.__cause__ = error
+            return self._end_failed(run, Failure(failure, unrecoverable=True), None)
+        following = Run(self) if runtime.fetching else None
+        with runtime.lock:
+            now_ms = runtime.now_ms()
+            try:
+                job = runtime.core.complete(
+                    self.queue,
+                    run.job.id,
+                    data,
+                    now_ms,
+                    run,
+                    worker=self.options,
+                    fetch_next=following is not None,
+                    next_token=following,
+                )
+            except JobCommandError as error:
+                return self._refused(run, error)
+            runtime.completed += 1
+            if job is None:
+                runtime.arm_for(self, now_ms)
+            flush = runtime.has_news()
+        if flush:
+            runtime.flush()
+        return None if job is None or following is None else following.took(job)
+
+    async def _fail(self, run: Run, error: BaseException | None) -> Run | None:
+        """Decide what an error means, ask a custom backoff if there is one, and store it."""
+        if run.timed_out:
+            timeout = run.job.opts.timeout_ms
+            error = JobTimeoutError(f"attempt {run.attempt} took longer than its timeout of {timeout} ms")
+        assert error is not None
+        outcome = read_failure(error, run, self.runtime)
+        if isinstance(outcome, PutBack | Interrupted):
+            return self._put_back(run, outcome)
+        delay: float | None = None
+        if not outcome.unrecoverable:
+            outcome, delay = await self.runtime.ask_strategy(run, outcome)
+        return self._end_failed(run, outcome, delay)
+
+    def _end_failed(self, run: Run, failure: Failure, strategy_delay: float | None) -> Run | None:
+        """Store a failed attempt; answer the next run."""
+        runtime = self.runtime
+        job = run.job
+        stack = None if job.opts.stack_trace_limit == 0 else failure.trace()
+        reason = failure.reason()
+        following = Run(self) if runtime.fetching else None
+        with runtime.lock:
+            now_ms = runtime.now_ms()
+            try:
+                following_job = runtime.core.fail(
+                    self.queue,
+                    job.id,
+                    reason,
+                    stack,
+                    now_ms,
+                    run,
+                    unrecoverable=failure.unrecoverable,
+                    draw=runtime.draw(),
+                    strategy_delay=strategy_delay,
+                    worker=self.options,
+                    fetch_next=following is not None,
+                    next_token=following,
+                )
+            except JobCommandError as error:
+                return self._refused(run, error)
+            final = job.state is JobState.FAILED or (job.state is JobState.REMOVED and job.finished_on is not None)
+            if following_job is None:
+                runtime.arm_for(self, now_ms)
+            flush = runtime.has_news()
+        if flush:
+            runtime.flush()
+        runtime.report_failure(run, reason, stack, final)
+        if following_job is None or following is None:
+            # An immediate retry fetches nothing in the same call, as in BullMQ.
+            return self._fetch()
+        return following.took(following_job)
+
+    def _put_back(self, run: Run, outcome: PutBack | Interrupted) -> Run | None:
+        """The attempt does not count: the handler asked for another time, or the engine interrupted it."""
+        runtime = self.runtime
+        with runtime.lock:
+            now_ms = runtime.now_ms()
+            try:
+                if isinstance(outcome, Interrupted):
+                    runtime.core.move_to_wait(self.queue, run.job.id, now_ms, run)
+                elif outcome.rate_limit:
+                    self._obey_rate_limit()
+                    runtime.core.rate_limit(self.queue, outcome.delay_ms, now_ms)
+                    runtime.core.move_to_wait(self.queue, run.job.id, now_ms, run)
+                else:
+                    runtime.core.move_to_delayed(self.queue, run.job.id, outcome.delay_ms, now_ms, run)
+            except JobCommandError as error:
+                return self._refused(run, error)
+            flush = runtime.has_news()
+        if flush:
+            runtime.flush()
+        return self._fetch()
+
+    def _obey_rate_limit(self) -> None:
+        """BullMQ's workers ignore `rateLimit` unless they have a limit; one that is never reached makes them look."""
+        if self.options.limiter is None and self.queue.max is None:
+            self.options = WorkerOptions(limiter=Limiter(max=9_007_199_254_740_991, duration_ms=1))
+
+    def _refused(self, run: Run, error: JobCommandError) -> Run | None:
+        """The core did not accept an end. Either it is the job's failure, or the job is no longer this run's."""
+        runtime = self.runtime
+        now_ms = runtime.now_ms()
+        if self.queue.index.get(run.job.id) is run.job and self.queue.locks.get(run.job.id) is run:
+            runtime.core.fail(self.queue, run.job.id, str(error), None, now_ms, run, unrecoverable=True)
+        else:
+            runtime.log.warning("late result dropped", job_id=run.job.id, job_name=run.job.name, reason=str(error))
+        job = runtime.fetch(self, following := Run(self)) if runtime.fetching else None
+        return None if job is None else following.took(job)
+
+    # --- timeouts and giving up ---------------------------------------------------------------------------------
+
+    def start_timeout(self, run: Run, timeout_ms: int) -> None:
+        assert self.runtime.loop is not None
+        run.timer = self.runtime.loop.call_later(timeout_ms / 1000, self._on_timeout, run)
+
+    def _on_timeout(self, run: Run) -> None:
+        """Cancel what can be cancelled; what runs in a thread is given up at once, in a process killed."""
+        if run.over:
+            return
+        run.cancelled = run.timed_out = True
+        if run.give_up is not None:
+            if len(self.abandoned) < MAX_ABANDONED:
+                run.give_up(JobTimeoutError("timeout"))
+            return
+        run.task.cancel()
+        assert self.runtime.loop is not None
+        run.timer = self.runtime.loop.call_later(CANCEL_GRACE_S, self._leave_behind, run)
+
+    def _leave_behind(self, run: Run) -> None:
+        """A coroutine that swallows its cancellation: end its job, hand its slot on, drop what it may still return."""
+        if run.over or run not in self.runs:
+            return
+        run.over = True
+        self.abandoned[run] = None
+        del self.runs[run]
+        self.busy -= 1
+        timeout = run.job.opts.timeout_ms
+        error = JobTimeoutError(f"attempt {run.attempt} took longer than its timeout of {timeout} ms and ignored it")
+        following = self._end_failed(run, Failure(error), None)
+        if following is not None:
+            self._start_runner(following)
+        else:
+            self.runtime.went_idle(self)
+
+    def cancel_runs(self) -> None:
+        """Ask every run to end, now: the engine is out of patience."""
+        for run in list(self.runs):
+            run.cancelled = True
+            if run.give_up is not None:
+                run.give_up(asyncio.CancelledError())
+            else:
+                run.task.cancel()
+
+    def abandon_runs(self) -> list[Job]:
+        """Give up on what has not ended after `cancel_runs`; their jobs count as stalled."""
+        left = list(self.runs)
+        for run in left:
+            run.over = True
+            self.abandoned[run] = None
+            del self.runs[run]
+            self.busy -= 1
+            with self.runtime.lock:
+                self.runtime.core.recover_stalled(self.queue, run.job.id, self.runtime.now_ms(), self.options)
+        return [run.job for run in left]
+
+    # --- what a run does to its job -----------------------------------------------------------------------------
+
+    def change(self, run: Run, command: Callable[[Core, Queue, int], Any]) -> None:
+        """Carry out a command of a running handler on its own job; one that is over or was removed has no effect."""
+        runtime = self.runtime
+        with runtime.lock:
+            if run.over or self.queue.locks.get(run.job.id) is not run:
+                runtime.log.debug("job is over; progress, log or payload dropped", job_id=run.job.id)
+                return
+            command(runtime.core, self.queue, runtime.now_ms())
+            flush = runtime.has_news()
+        if flush:
+            runtime.flush()
+
+    def encode_payload(self, name: str, value: Any) -> bytes:
+        """A payload as JSON text, by the type of the handler that will get it."""
+        return (self._bindings.get(name) or self._bind(name)).handler.codec.encode(value)
+
+
+def raise_deferred(job: Job) -> None:
+    """A job that was condemned while it waited (a failed child, too many stalls) fails without being run."""
+    from inproc_jobs.errors import UnrecoverableError
+
+    assert job.extra is not None
+    raise UnrecoverableError(job.extra.deferred_failure)
+
+
