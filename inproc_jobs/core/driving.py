@@ -18,9 +18,7 @@ class DrivingFloor(ReadingFloor):
         """Whether a dispatch with this job's id would replace it (DESIGN 2.1). Cost: O(1)."""
         return self._frees_its_id(job)
 
-    def recover_stalled(
-        self, queue: Queue, id: str, now_ms: int, worker: WorkerOptions = DEFAULT_WORKER
-    ) -> bool:
+    def recover_stalled(self, queue: Queue, id: str, now_ms: int, worker: WorkerOptions = DEFAULT_WORKER) -> bool:
         """
         Treat an active job as stalled at once: its driver knows that nobody will end it.
 
