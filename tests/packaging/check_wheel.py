@@ -51,7 +51,8 @@ async def double(payload: dict) -> int:
 with Engine():
     assert double.dispatch_sync({"number": 21}).result_sync(timeout=10) == 42
 
-versions = [f"{name} {metadata.version(name)}" for name in ("msgspec", "redis", "sortedcontainers", "structlog")]
+required = [line.partition(">")[0] for line in metadata.requires("inproc_jobs") if "extra ==" not in line]
+versions = [f"{name} {metadata.version(name)}" for name in sorted(required)]
 print(f"  Python {sys.version.split()[0]}; {', '.join(versions)}: {loaded} modules loaded, one job run")
 """
 

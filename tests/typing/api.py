@@ -158,7 +158,7 @@ async def queues() -> None:
     emails = engine.queue("emails")
     assert_type(emails, QueueView)
     assert_type(emails.counts(), dict[str, int])
-    assert_type(emails.is_paused, bool)
+    assert_type(emails.is_paused(), bool)
     assert_type(emails.job("1"), JobView | None)
     await emails.pause()
     emails.resume_sync()
