@@ -22,6 +22,13 @@ def test_the_version_is_written_in_one_place():
     assert "version" in pyproject["project"]["dynamic"]
 
 
+def test_the_readme_is_the_page_on_the_package_index():
+    """A README.md in the tree is named in pyproject.toml, where the build would not miss it by itself."""
+    pyproject = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    wanted = "README.md" if (ROOT / "README.md").exists() else None
+    assert pyproject["project"].get("readme") == wanted
+
+
 def test_the_changelog_has_a_place_for_what_comes_next():
     """CHANGELOG.md keeps Unreleased on top."""
     changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
