@@ -112,7 +112,10 @@ class JobDefinition(Generic[P, R]):
             engine = self._registry.engine_of(run.worker.runtime)
             if engine is not None:
                 return engine
-        return self._bound if self._bound is not None else self._registry.newest(self.name)
+        if self._bound is not None:
+            return self._bound
+        engine = self._registry.current()
+        return engine if engine is not None and engine.takes_dispatches else self._registry.newest(self.name)
 
     # --- dispatching --------------------------------------------------------------------------------------------
 
@@ -256,11 +259,17 @@ class Decorator(Protocol):
 
 
 class Registry:
-    """Jobs by name. Each engine serves one registry; the module-level `define_job` uses a default one."""
+    """
+    Jobs by name. Each engine serves one registry; the module-level `define_job` uses a default one.
+
+    Attributes:
+        current: Called, it answers the engine that was made last, None if that is gone.
+    """
 
     def __init__(self) -> None:
         self._jobs: dict[str, JobDefinition[Any, Any]] = {}
         self._engines: list[weakref.ref[Engine]] = []
+        self.current: Callable[[], Engine | None] = _no_engine
         self._lock = threading.Lock()
 
     @overload
@@ -382,7 +391,8 @@ class Registry:
         """An engine was made for this registry; it is held weakly."""
         with self._lock:
             self._engines = [ref for ref in self._engines if ref() is not None]
-            self._engines.append(weakref.ref(engine))
+            self.current = weakref.ref(engine)
+            self._engines.append(self.current)
 
     def newest(self, name: str) -> Engine:
         """The newest engine that was not stopped. Cost: O(1) unless newer ones were stopped."""
@@ -404,6 +414,10 @@ class Registry:
         """The engine of this registry that runs on that runtime."""
         engine = cast("Engine | None", runtime.owner())
         return engine if engine is not None and engine.registry is self else None
+
+
+def _no_engine() -> None:
+    """What a registry answers before an engine was made for it."""
 
 
 DEFAULT_REGISTRY: Final = Registry()

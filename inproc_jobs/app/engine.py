@@ -16,6 +16,7 @@ from datetime import datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, cast
 
+from inproc_jobs.app.bulk import Bulk
 from inproc_jobs.app.definition import DEFAULT_REGISTRY, JobDefinition, Registry
 from inproc_jobs.app.hosting import HostedEngine, RunSummary, StopReport
 from inproc_jobs.app.options import (
@@ -34,14 +35,13 @@ from inproc_jobs.app.queue_view import QueueView
 from inproc_jobs.app.receipt import DispatchedJob
 from inproc_jobs.app.settings import check_engine_number, check_history, read_queue_settings
 from inproc_jobs.app.views import FailedJob, JobView
-from inproc_jobs.app.bulk import Bulk
 from inproc_jobs.core import options as core_options
 from inproc_jobs.core.adding import Duplicate
 from inproc_jobs.core.durations import parse_ms, run_at_ms
-from inproc_jobs.core.job import ABSOLUTE_DUE, DUE_BITS, LIFO, Job
+from inproc_jobs.core.job import ABSOLUTE_DUE, CUSTOM_ID, DUE_BITS, LIFO, Job
 from inproc_jobs.core.options import JobOptions
 from inproc_jobs.core.queue import Queue
-from inproc_jobs.core.states import JobState
+from inproc_jobs.core.states import DELAYED, FAILED, REMOVED
 from inproc_jobs.errors import (
     FailedJobNotFoundError,
     InvalidOptionError,
@@ -87,9 +87,9 @@ Prepared = tuple[
 class _Plan:
     """What a dispatch of one definition needs, resolved once per engine."""
 
-    __slots__ = ("base", "delay_ms", "encode", "name", "opts", "priority", "queue", "worker")
+    __slots__ = ("base", "delay_ms", "encode", "index", "is_plain", "name", "opts", "priority", "queue", "worker")
 
-    def __init__(self, job: JobDefinition[Any, Any], base: Layer, worker: QueueWorker) -> None:
+    def __init__(self, job: JobDefinition[Any, Any], base: Layer, worker: QueueWorker, captures: bool) -> None:
         self.name = job.name
         self.base = base
         self.opts = job_options(base)
@@ -97,7 +97,9 @@ class _Plan:
         self.delay_ms = base.delay_ms or 0
         self.worker = worker
         self.queue = worker.queue
+        self.index = worker.queue.index
         self.encode = job.handler.codec.encode
+        self.is_plain = self.opts.size_limit is None and not captures
 
 
 class _Handlers:
@@ -205,7 +207,7 @@ class Engine(HostedEngine):
             base = merge(job.layer, self._defaults)
             with self.runtime.lock:
                 worker = self.runtime.worker(job.queue or self._default_queue)
-            plan = self._plans[job] = _Plan(job, base, worker)
+            plan = self._plans[job] = _Plan(job, base, worker, bool(self._context_vars))
             self._warn_idle_backoff(job.name, plan.opts)
         return plan
 
@@ -229,11 +231,45 @@ class Engine(HostedEngine):
         layer: Layer | None,
     ) -> DispatchedJob[Any]:
         """One dispatch, checked in full before anything changes. See `JobDefinition.dispatch`."""
-        prepared = self.prepare(job, payload, job_id, delay, run_at, priority, lifo, deduplication, timestamp, layer)
+        plan = self._plans.get(job)
+        if (
+            plan is None
+            or not self.takes_dispatches
+            or not plan.is_plain
+            or run_at is not None
+            or priority is not None
+            or lifo is not None
+            or deduplication is not None
+            or timestamp is not None
+            or layer is not None
+        ):
+            return self._submit_any(
+                self.prepare(job, payload, job_id, delay, run_at, priority, lifo, deduplication, timestamp, layer)
+            )
+        # The usual dispatch, with at most an id and a delay, written out: it is the hottest path there is.
+        if job_id is None:
+            id = ""
+        else:
+            known = plan.index.get(job_id) if type(job_id) is str else None
+            # An own id that is there was checked when it came.
+            id = job_id if known is not None and known.flags & CUSTOM_ID else check_job_id(job_id)
+        delay_ms = plan.delay_ms if delay is None else parse_ms(delay, option="delay")
+        data = plan.encode(payload)
+        runtime = self.runtime
+        core = runtime.core
+        with runtime.lock:
+            receipt = self._add(plan, data, plan.opts, id, delay_ms, None, plan.priority, 0, None, runtime.now_ms())
+            news = core.events or core.ended
+        if news:
+            runtime.flush()
+        return receipt
+
+    def _submit_any(self, prepared: Prepared) -> DispatchedJob[Any]:
+        """A dispatch with any options."""
         runtime = self.runtime
         with runtime.lock:
             receipt = self.add_prepared(prepared)
-            news = runtime.core.events or runtime.core.ended
+            news = runtime.has_news()
         if news:
             runtime.flush()
         return receipt
@@ -290,12 +326,33 @@ class Engine(HostedEngine):
     def add_prepared(self, prepared: Prepared) -> DispatchedJob[Any]:
         """Add what `prepare` has checked, and have it run. Lock held."""
         plan, data, opts, id, delay_ms, due, created, rank, flags, rule, captured = prepared
-        runtime, queue, name = self.runtime, plan.queue, plan.name
-        now_ms = runtime.now_ms()
+        now_ms = self.runtime.now_ms()
         if due is not None:
             delay_ms = due - (now_ms if created is None else created)
+        receipt = self._add(plan, data, opts, id, delay_ms, created, rank, flags, rule, now_ms)
+        if captured and not receipt.duplicate and receipt._job is not None:  # noqa: SLF001  # the facade's own record
+            receipt._job.more().context = captured  # noqa: SLF001
+        return receipt
+
+    def _add(
+        self,
+        plan: _Plan,
+        data: bytes,
+        opts: JobOptions,
+        id: str,
+        delay_ms: float,
+        created: int | None,
+        rank: int,
+        flags: int,
+        rule: core_options.Deduplication | None,
+        now_ms: int,
+    ) -> DispatchedJob[Any]:
+        """Add a checked job, have it run, and write the receipt. Lock held."""
+        runtime, queue, name = self.runtime, plan.queue, plan.name
         if id:
-            self.check_name_of(queue, id, name)
+            known = plan.index.get(id)
+            if known is not None and known.name != name:
+                self.check_name_of(queue, id, name)
         answer = runtime.core.add(
             queue,
             name,
@@ -311,10 +368,8 @@ class Engine(HostedEngine):
         )
         if type(answer) is not Job:
             return self._duplicate_receipt(cast(Duplicate, answer), name, queue.name)
-        if captured:
-            answer.more().context = captured
         state = answer.state
-        if state is JobState.DELAYED:
+        if state is DELAYED:
             due_ms = answer.order >> DUE_BITS
             if due_ms < runtime.wake_at_ms:
                 runtime.note_delayed(due_ms)
@@ -334,7 +389,7 @@ class Engine(HostedEngine):
         """Describe the job that won; one that is gone (its deduplication key outlived it) is told as removed."""
         known = answer.job
         if known is None:
-            return DispatchedJob(answer.id, name, queue, True, JobState.REMOVED, None, self)
+            return DispatchedJob(answer.id, name, queue, True, REMOVED, None, self)
         return DispatchedJob(known.id, known.name, queue, True, known.state, known, self)
 
     def _capture(self) -> dict[str, Any] | None:
@@ -412,7 +467,8 @@ class Engine(HostedEngine):
         view = self.queue(queue)
         with self.runtime.lock:
             return [
-                FailedJob(job, queue, self) for job in self.runtime.core.jobs(view.record, ("failed",), start, end, False)
+                FailedJob(job, queue, self)
+                for job in self.runtime.core.jobs(view.record, ("failed",), start, end, False)
             ]
 
     async def retry_failed_job(self, id: str, queue: str = "default") -> None:
@@ -430,7 +486,7 @@ class Engine(HostedEngine):
         view = self.queue(queue)
         with self.runtime.lock:
             record = view.record.index.get(id)
-            if record is None or record.state is not JobState.FAILED:
+            if record is None or record.state is not FAILED:
                 what = "there is no job with this id" if record is None else f"it is {record.state}"
                 raise FailedJobNotFoundError(f"no failed job {id!r} in queue {queue!r}: {what}", id=id)
             self.runtime.core.retry(view.record, id, self.runtime.now_ms())
@@ -547,7 +603,9 @@ def _split_options(options: Mapping[str, Any]) -> tuple[Any, ...]:
     for option, value in options.items():
         if option not in _DISPATCH_OPTIONS:
             raise InvalidOptionError(
-                f"dispatch has no option {option!r}; it takes {', '.join(_DISPATCH_OPTIONS)}", option=option, value=value
+                f"dispatch has no option {option!r}; it takes {', '.join(_DISPATCH_OPTIONS)}",
+                option=option,
+                value=value,
             )
         if option not in _OWN_OPTIONS and value is not None:
             shared[option] = value

@@ -10,7 +10,7 @@ import msgspec
 
 from inproc_jobs.core.durations import parse_seconds
 from inproc_jobs.core.job import Job
-from inproc_jobs.core.states import FINISHED_STATES, JobState
+from inproc_jobs.core.states import FINISHED_STATES, REMOVED, JobState
 from inproc_jobs.errors import JobFailedError, JobRemovedError, WouldDeadlockError
 from inproc_jobs.runtime.context import CURRENT_RUN
 from inproc_jobs.runtime.payloads import decode_json
@@ -105,7 +105,7 @@ class DispatchedJob(msgspec.Struct, Generic[R], frozen=True, eq=False, gc=False)
 
     def _begin_waiting(self, job: Job, seconds: float | None) -> Future[Job] | None:
         """A future to wait for, or None when the job has ended."""
-        if job.state in FINISHED_STATES or job.state is JobState.REMOVED:
+        if job.state in FINISHED_STATES or job.state is REMOVED:
             return None
         self._engine.refuse_stopped()
         runtime = self._engine.runtime

@@ -6,7 +6,7 @@ from inproc_jobs.core.deduplication import DeduplicationFloor
 from inproc_jobs.core.job import CUSTOM_ID, LIFO, Duplicate, Job, ParentLink
 from inproc_jobs.core.options import Deduplication, JobOptions
 from inproc_jobs.core.queue import Candidate, Queue
-from inproc_jobs.core.states import FINISHED_STATES, JobState, Trigger
+from inproc_jobs.core.states import COMPLETED, FINISHED_STATES, ON_ADD, WAITING
 from inproc_jobs.errors import QueueFullError
 
 __all__ = ["AddingFloor", "Duplicate"]
@@ -91,16 +91,16 @@ class AddingFloor(DeduplicationFloor):
         if has_children:
             self._place_waiting_children(queue, job)
         elif job.delay > 0:
-            self._place_delayed(queue, job, Trigger.ADD, job.timestamp + job.delay)
+            self._place_delayed(queue, job, ON_ADD, job.timestamp + job.delay)
         else:
             self._place_new(queue, job)
 
     def _place_new(self, queue: Queue, job: Job) -> None:
         """A new job that may start at once."""
         if job.priority:
-            self._place_prioritized(queue, job, Trigger.ADD)
+            self._place_prioritized(queue, job, ON_ADD)
         else:
-            self._move(queue, job, Trigger.ADD, JobState.WAITING, job.opts.lifo or job.flags & LIFO != 0)
+            self._move(queue, job, ON_ADD, WAITING, job.opts.lifo or job.flags & LIFO != 0)
         if self.listening:
             self.emit(queue, "waiting", jobId=job.id)
 
@@ -126,7 +126,7 @@ class AddingFloor(DeduplicationFloor):
         if self.listening:
             self.emit(queue, "added", jobId=job.id, name=job.name)
         if job.delay:
-            self._place_delayed(queue, job, Trigger.ADD, now_ms + max(job.delay, 0))
+            self._place_delayed(queue, job, ON_ADD, now_ms + max(job.delay, 0))
         else:
             self._place_new(queue, job)
 
@@ -143,4 +143,4 @@ class AddingFloor(DeduplicationFloor):
         if not job.opts.frees_id or job.state not in FINISHED_STATES:
             return False
         opts = job.opts
-        return (opts.remove_on_complete if job.state is JobState.COMPLETED else opts.remove_on_fail) is None
+        return (opts.remove_on_complete if job.state is COMPLETED else opts.remove_on_fail) is None

@@ -13,7 +13,7 @@ from typing import Any
 from inproc_jobs.core.events import Event
 from inproc_jobs.core.job import DUE_BITS, WATCHED, Job
 from inproc_jobs.core.queue import Queue
-from inproc_jobs.core.states import TRANSITIONS, JobState, Trigger
+from inproc_jobs.core.states import DELAYED, ON_DUE, PRIORITIZED, REMOVED, TRANSITIONS, WAITING, JobState, Trigger
 from inproc_jobs.errors import JobNotFoundError
 
 __all__ = ["CoreBase", "IllegalTransitionError"]
@@ -81,12 +81,19 @@ class CoreBase:
 
     def _move(self, queue: Queue, job: Job, trigger: Trigger, to: JobState, front: bool = False) -> None:
         """
-        Leave one container, enter another. `order`, or `finished_on`, for the new one must be set in between.
+        Leave one container, enter another.
 
-        Two steps are needed where a key changes: `_leave`, set the key, `_enter`. This is both at once.
+        Where a key of the old container changes for the new one, use the two halves: `_leave`, set the key, `_enter`.
+        Written out here since every job is moved three times.
         """
-        self._leave(queue, job, trigger, to)
-        self._enter(queue, job, to, front)
+        state = job.state
+        if to not in TRANSITIONS[trigger].get(state, ()):
+            raise IllegalTransitionError(f"job {job.id!r}: {trigger} leads from {state} nowhere near {to}")
+        homes = queue.containers
+        if state is not REMOVED:
+            homes[state].discard(job)
+        job.state = to
+        homes[to].add(job, front)
 
     def _leave(self, queue: Queue, job: Job, trigger: Trigger, to: JobState) -> None:
         """Check the transition and take the job out of its container; it is nowhere until `_enter`."""
@@ -94,7 +101,7 @@ class CoreBase:
         allowed = TRANSITIONS[trigger].get(state)
         if allowed is None or to not in allowed:
             raise IllegalTransitionError(f"job {job.id!r}: {trigger} leads from {state} nowhere near {to}")
-        if state is not JobState.REMOVED:
+        if state is not REMOVED:
             queue.containers[state].discard(job)
 
     def _enter(self, queue: Queue, job: Job, to: JobState, front: bool = False) -> None:
@@ -106,10 +113,10 @@ class CoreBase:
 
     def _place_delayed(self, queue: Queue, job: Job, trigger: Trigger, due_ms: float) -> None:
         """Into the delayed set, behind those due in the same millisecond. Cost: O(log n)."""
-        self._leave(queue, job, trigger, JobState.DELAYED)
+        self._leave(queue, job, trigger, DELAYED)
         queue.sequence += 1
         job.order = int(due_ms * (1 << DUE_BITS)) + queue.sequence
-        self._enter(queue, job, JobState.DELAYED)
+        self._enter(queue, job, DELAYED)
         if self.listening:
             self.emit(queue, "delayed", jobId=job.id, delay=due_ms)
 
@@ -118,16 +125,16 @@ class CoreBase:
         if job.priority:
             self._place_prioritized(queue, job, trigger)
         else:
-            self._move(queue, job, trigger, JobState.WAITING, front)
+            self._move(queue, job, trigger, WAITING, front)
 
     def _place_prioritized(self, queue: Queue, job: Job, trigger: Trigger, counter: int | None = None) -> None:
         """Behind its equals; with an explicit counter exactly there (0: before its equals)."""
-        self._leave(queue, job, trigger, JobState.PRIORITIZED)
+        self._leave(queue, job, trigger, PRIORITIZED)
         if counter is None:
             counter = queue.priority_counter = (queue.priority_counter or 0) + 1
         # A fraction can only come from BullMQ's `changePriority`, which looks at nothing.
         job.order = int(job.priority * 0x1_0000_0000) + (counter & 0xFFFF_FFFF)
-        self._enter(queue, job, JobState.PRIORITIZED)
+        self._enter(queue, job, PRIORITIZED)
 
     def _end(self, job: Job) -> None:
         """Tell the driver that a watched job has reached its end."""
@@ -147,7 +154,7 @@ class CoreBase:
             head.delay = 0
             if head.priority or head.extra is not None:
                 head.more().promoted_due_ms = head.order >> DUE_BITS
-            self._place_ready(queue, head, Trigger.DUE)
+            self._place_ready(queue, head, ON_DUE)
             if self.listening:
                 self.emit(queue, "waiting", jobId=head.id, prev="delayed")
             head = queue.delayed.head()

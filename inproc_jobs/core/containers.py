@@ -56,16 +56,20 @@ class Lane:
     A job that leaves from the middle is only marked (O(1)) and skipped when its place comes up; once half of the
     places are marked they are swept. `list.remove` or an ordered dict would make `drain` and `clean` quadratic, or
     every job pay for links that only few need.
+
+    Attributes:
+        size: How many.
     """
 
-    __slots__ = ("_gone", "_jobs")
+    __slots__ = ("_gone", "_jobs", "size")
 
     def __init__(self) -> None:
         self._jobs: deque[Job] = deque()
         self._gone: set[Job] = set()
+        self.size = 0
 
     def __len__(self) -> int:
-        return len(self._jobs) - len(self._gone)
+        return self.size
 
     def __iter__(self) -> Iterator[Job]:
         return (job for job in self._jobs if job not in self._gone) if self._gone else iter(self._jobs)
@@ -75,6 +79,7 @@ class Lane:
 
     def add(self, job: Job, front: bool = False) -> None:
         """Append, or put in front so that it is next. Cost: O(1), O(n) when it left from the middle before."""
+        self.size += 1
         if self._gone and job in self._gone:
             # The same record comes back while its marked place still stands: two places would be ambiguous.
             self._gone.remove(job)
@@ -95,6 +100,7 @@ class Lane:
     def discard(self, job: Job) -> None:
         """Let a job go. Cost: O(1) amortized."""
         jobs = self._jobs
+        self.size -= 1
         if jobs[0] is job:
             jobs.popleft()
         elif jobs[-1] is job:
@@ -133,15 +139,21 @@ class ActiveSet:
 
 
 class DelaySet:
-    """Jobs by due time, and among equals by the order in which they got here. Cost: O(log n) each."""
+    """
+    Jobs by due time, and among equals by the order in which they got here. Cost: O(log n) each.
 
-    __slots__ = ("_jobs",)
+    Attributes:
+        size: How many; kept here because every fetch asks, and `len` of a sorted list is two calls in Python.
+    """
+
+    __slots__ = ("_jobs", "size")
 
     def __init__(self) -> None:
         self._jobs: SortedKeyList[Job, int] = SortedKeyList(key=attrgetter("order"))
+        self.size = 0
 
     def __len__(self) -> int:
-        return len(self._jobs)
+        return self.size
 
     def __iter__(self) -> Iterator[Job]:
         return iter(self._jobs)
@@ -152,14 +164,16 @@ class DelaySet:
     def add(self, job: Job, front: bool = False) -> None:
         """Take a job whose `order` is set."""
         self._jobs.add(job)
+        self.size += 1
 
     def discard(self, job: Job) -> None:
         """Let a job go; its `order` must not have changed since it was added."""
         self._jobs.remove(job)
+        self.size -= 1
 
     def head(self) -> Job | None:
         """The job that is due first, or None. Cost: O(1)."""
-        return self._jobs[0] if self._jobs else None
+        return self._jobs[0] if self.size else None
 
     def count_before(self, order: int) -> int:
         """How many have an `order` below the given one."""

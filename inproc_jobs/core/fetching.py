@@ -7,7 +7,7 @@ from typing import Any, Final
 from inproc_jobs.core.job import DUE_BITS, OLD_MARKER, Job
 from inproc_jobs.core.options import DEFAULT_WORKER, WorkerOptions
 from inproc_jobs.core.queue import Queue
-from inproc_jobs.core.states import JobState, Trigger
+from inproc_jobs.core.states import ACTIVE, ON_FETCH, REMOVED
 from inproc_jobs.core.trees import TreesFloor
 
 __all__ = ["ANY_TOKEN", "FetchingFloor"]
@@ -31,9 +31,9 @@ class FetchingFloor(TreesFloor):
 
         Cost: O(1) per promoted or waiting job, O(log n) for a prioritized one. Source: spec section 8.1.
         """
-        if queue.delayed:
+        if queue.delayed.size:
             self.promote_due(queue, now_ms)
-        limit = _limit_of(queue, worker)
+        limit = None if queue.max is None and worker.limiter is None else _limit_of(queue, worker)
         if limit is not None and self._window_end(queue, limit, now_ms):
             return None
         if queue.paused or (queue.concurrency is not None and len(queue.active) >= queue.concurrency):
@@ -52,7 +52,7 @@ class FetchingFloor(TreesFloor):
 
     def _activate(self, queue: Queue, job: Job, now_ms: int, token: Any, worker: WorkerOptions) -> Job:
         """Take a ready job and lock it."""
-        self._move(queue, job, Trigger.FETCH, JobState.ACTIVE)
+        self._move(queue, job, ON_FETCH, ACTIVE)
         if token != ANY_TOKEN:
             queue.locks[job.id] = token
             if worker.lock_ms is not None:
@@ -79,7 +79,7 @@ class FetchingFloor(TreesFloor):
         marker = queue.wait.head()
         if marker is not None and marker.flags & OLD_MARKER:
             queue.wait.discard(marker)
-            marker.state = JobState.REMOVED
+            marker.state = REMOVED
 
     # --- limits -------------------------------------------------------------------------------------------------
 

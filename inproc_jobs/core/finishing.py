@@ -7,10 +7,21 @@ from typing import Any
 
 from inproc_jobs.core.backoff import BUILTIN_BACKOFFS, NO_RETRY, next_delay_ms, wants_retry
 from inproc_jobs.core.fetching import ANY_TOKEN, FetchingFloor
-from inproc_jobs.core.job import ABSOLUTE_DUE, IN_HISTORY, LIFO, Job
+from inproc_jobs.core.job import ABSOLUTE_DUE, IN_HISTORY, LIFO, WATCHED, Job
 from inproc_jobs.core.options import DEFAULT_WORKER, Retention, WorkerOptions
 from inproc_jobs.core.queue import Metrics, Queue
-from inproc_jobs.core.states import JobState, Trigger
+from inproc_jobs.core.states import (
+    ACTIVE,
+    COMPLETED,
+    FAILED,
+    ON_COMPLETE,
+    ON_FAIL,
+    ON_PUT_BACK,
+    ON_RETRY,
+    REMOVED,
+    WAITING,
+    JobState,
+)
 from inproc_jobs.errors import (
     JobLockMismatchError,
     JobLockMissingError,
@@ -52,23 +63,29 @@ class FinishingFloor(FetchingFloor):
 
         Cost: O(1), plus what retention removes. Source: spec section 6.7.
         """
-        job = self.need(queue, id, "moveToFinished")
-        if job.extra is not None and job.extra.children is not None:
+        job = queue.index.get(id) or self.need(queue, id, "moveToFinished")
+        extra = job.extra
+        if extra is not None and extra.children is not None:
             self._check_children(job)
         self._release_lock(queue, job, token, "moveToFinished", now_ms)
-        self._need_active(job, "moveToFinished")
-        self._leave(queue, job, Trigger.COMPLETE, JobState.COMPLETED)
+        if job.state is not ACTIVE:
+            self._need_active(job, "moveToFinished")
         job.finished_on = now_ms
         job.result = result
-        self._enter(queue, job, JobState.COMPLETED)
-        if job.extra is not None:
+        self._move(queue, job, ON_COMPLETE, COMPLETED)
+        if extra is not None:
             self._after_final(queue, job, now_ms, failed=False)
         job.attempts_made += 1
         self._retain(queue, job, now_ms, worker.remove_on_complete)
         if self.listening:
             self.emit(queue, "completed", jobId=id, returnvalue=result, prev="active")
-        self._end(job)
-        return self._after_finish(queue, job, now_ms, worker, fetch_next, token if next_token is None else next_token)
+        if job.flags & WATCHED:
+            self._end(job)
+        if next_token is None:
+            next_token = token
+        if fetch_next and not self.listening and not worker.metrics_points:
+            return self.fetch(queue, now_ms, next_token, worker)
+        return self._after_finish(queue, job, now_ms, worker, fetch_next, next_token)
 
     def fail(
         self,
@@ -160,9 +177,9 @@ class FinishingFloor(FetchingFloor):
         self._release_lock(queue, job, token, "moveToFinished", now_ms)
         self._record_failure(job, reason, stack, held)
         self._need_active(job, "moveToFinished")
-        self._leave(queue, job, Trigger.FAIL, JobState.FAILED)
+        self._leave(queue, job, ON_FAIL, FAILED)
         job.finished_on = now_ms
-        self._enter(queue, job, JobState.FAILED)
+        self._enter(queue, job, FAILED)
         self._after_final(queue, job, now_ms, failed=True)
         job.attempts_made += 1
         job.more().deferred_failure = None
@@ -185,7 +202,7 @@ class FinishingFloor(FetchingFloor):
         self._record_failure(job, reason, stack, held)
         self._need_active(job, "retryJob")
         job.attempts_made += 1
-        self._place_ready(queue, job, Trigger.RETRY, job.opts.lifo or job.flags & LIFO != 0)
+        self._place_ready(queue, job, ON_RETRY, job.opts.lifo or job.flags & LIFO != 0)
         if self.listening:
             self.emit(queue, "waiting", jobId=id, prev="active")
 
@@ -211,7 +228,7 @@ class FinishingFloor(FetchingFloor):
         job.attempts_made += 1
         job.delay = delay
         job.flags &= ~ABSOLUTE_DUE
-        self._place_delayed(queue, job, Trigger.RETRY, now_ms + max(delay, 0))
+        self._place_delayed(queue, job, ON_RETRY, now_ms + max(delay, 0))
         if not fetch_next:
             return None
         return self.fetch(queue, now_ms, token if next_token is None else next_token, worker)
@@ -231,7 +248,7 @@ class FinishingFloor(FetchingFloor):
         self._need_active(job, "moveToDelayed")
         job.delay = max(delay_ms, 0)
         job.flags &= ~ABSOLUTE_DUE
-        self._place_delayed(queue, job, Trigger.PUT_BACK, now_ms + max(delay_ms, 0))
+        self._place_delayed(queue, job, ON_PUT_BACK, now_ms + max(delay_ms, 0))
 
     def move_to_wait(self, queue: Queue, id: str, now_ms: int, token: Any = ANY_TOKEN) -> float:
         """
@@ -247,11 +264,11 @@ class FinishingFloor(FetchingFloor):
         """
         job = self.need(queue, id, "moveJobFromActiveToWait")
         self._release_lock(queue, job, token, "moveJobFromActiveToWait", now_ms)
-        if job.state is JobState.ACTIVE:
+        if job.state is ACTIVE:
             if job.priority:
-                self._place_prioritized(queue, job, Trigger.PUT_BACK, counter=0)
+                self._place_prioritized(queue, job, ON_PUT_BACK, counter=0)
             else:
-                self._move(queue, job, Trigger.PUT_BACK, JobState.WAITING, front=True)
+                self._move(queue, job, ON_PUT_BACK, WAITING, front=True)
             self.emit(queue, "waiting", jobId=id, prev="active")
         return max(queue.limiter_until_ms - now_ms, 0)
 
@@ -282,7 +299,7 @@ class FinishingFloor(FetchingFloor):
 
     @staticmethod
     def _need_active(job: Job, command: str) -> None:
-        if job.state is not JobState.ACTIVE:
+        if job.state is not ACTIVE:
             raise JobNotInStateError(f"Job {job.id} is not in the active state. {command}", id=job.id)
 
     @staticmethod
@@ -298,6 +315,20 @@ class FinishingFloor(FetchingFloor):
             if limit is not None:
                 traces = traces[-limit:] if limit else []
         extra.stacktrace = traces
+
+    def _trim_history(self, queue: Queue, state: JobState, bound: int, now_ms: int) -> None:
+        """Let the oldest jobs with a free id go."""
+        past = queue.past[state]
+        while past.size > bound and (oldest := past.head()) is not None:
+            if oldest.extra is not None:
+                self._forget(queue, oldest, now_ms)
+                continue
+            # `_forget` written out for a job that has no parent: once the history is full every finish comes here.
+            past.discard(oldest)
+            queue.containers[state].discard(oldest)
+            oldest.flags &= ~IN_HISTORY
+            oldest.state = REMOVED
+            del queue.index[oldest.id]
 
     def _after_final(self, queue: Queue, job: Job, now_ms: int, *, failed: bool) -> None:
         """What hangs on the end of a job: its deduplication key, the add parked behind it, its parent."""
@@ -349,14 +380,14 @@ class FinishingFloor(FetchingFloor):
     def _retain(self, queue: Queue, job: Job, now_ms: int, worker_keep: Retention | None) -> None:
         """Apply this job's retention to all jobs of its outcome (spec section 7), or the queue's history (DESIGN 2.1)."""
         state, opts = job.state, job.opts
-        keep = opts.remove_on_complete if state is JobState.COMPLETED else opts.remove_on_fail
+        keep = opts.remove_on_complete if state is COMPLETED else opts.remove_on_fail
         if keep is None:
             if opts.frees_id and queue.history is not None:
                 past = queue.past[state]
                 job.flags |= IN_HISTORY
                 past.add(job)
-                while len(past) > queue.history[state]:
-                    self._forget(queue, past.head(), now_ms)  # type: ignore[arg-type]  # not empty: it is over its bound
+                if past.size > queue.history[state]:
+                    self._trim_history(queue, state, queue.history[state], now_ms)
                 return
             keep = worker_keep
             if keep is None:
@@ -364,7 +395,7 @@ class FinishingFloor(FetchingFloor):
         if keep.count == 0:
             self._forget(queue, job, now_ms)
             return
-        finished = queue.completed if state is JobState.COMPLETED else queue.failed
+        finished = queue.completed if state is COMPLETED else queue.failed
         if keep.age_s is not None:
             self._trim_by_age(queue, finished, now_ms - keep.age_s * 1000, keep.limit, now_ms)
         if keep.count is not None:

@@ -155,7 +155,7 @@ class Queue:
     @property
     def ready_count(self) -> int:
         """Jobs that a fetch could take now."""
-        return len(self.wait) + len(self.prioritized)
+        return self.wait.size + len(self.prioritized)
 
     @property
     def waiting_count(self) -> int:

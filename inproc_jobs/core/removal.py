@@ -15,7 +15,7 @@ from inproc_jobs.core.containers import FinishedSet
 from inproc_jobs.core.flows import FlowsFloor
 from inproc_jobs.core.job import IN_HISTORY, Job
 from inproc_jobs.core.queue import Queue
-from inproc_jobs.core.states import FINISHED_STATES, JobState, Trigger
+from inproc_jobs.core.states import FAILED, FINISHED_STATES, REMOVED, WAITING, WAITING_CHILDREN, Trigger
 from inproc_jobs.errors import JobSchedulerError
 
 __all__ = ["RemovalFloor"]
@@ -33,10 +33,10 @@ class RemovalFloor(FlowsFloor):
         Parents, deduplication keys and events are the caller's business.
         """
         state = job.state
-        if state is not JobState.REMOVED:
+        if state is not REMOVED:
             queue.containers[state].discard(job)
             self._leave_history(queue, job)
-            job.state = JobState.REMOVED
+            job.state = REMOVED
         del queue.index[job.id]
         if state not in FINISHED_STATES:
             self._end(job)
@@ -79,10 +79,10 @@ class RemovalFloor(FlowsFloor):
         while True:
             children = self._children(parent)
             children.pending.pop(key, None)
-            if children.pending or parent.state is not JobState.WAITING_CHILDREN:
+            if children.pending or parent.state is not WAITING_CHILDREN:
                 return
             if not hard or queue is not home:
-                self._move(queue, parent, Trigger.CHILDREN_DONE, JobState.WAITING, front=True)
+                self._move(queue, parent, Trigger.CHILDREN_DONE, WAITING, front=True)
                 if self.listening and not hard:
                     self.emit(queue, "waiting", jobId=parent.id, prev="waiting-children")
                 return
@@ -170,7 +170,7 @@ class RemovalFloor(FlowsFloor):
         found = self.find_by_key(key)
         if found is not None and pending_only:
             child_queue, child = found
-            if child.state is JobState.FAILED or self.is_locked(child_queue, child.id, now_ms):
+            if child.state is FAILED or self.is_locked(child_queue, child.id, now_ms):
                 return None
         links = parent.extra.children if parent.extra is not None else None
         if links is not None and key in links.pending:
@@ -230,5 +230,5 @@ class RemovalFloor(FlowsFloor):
                 self._forget(queue, job, now_ms)
 
 
-_CONTAINER_NAMES = {JobState.WAITING: "wait", JobState.REMOVED: "unknown"}
+_CONTAINER_NAMES = {WAITING: "wait", REMOVED: "unknown"}
 """The word in a `removed` event is the name of BullMQ's container."""

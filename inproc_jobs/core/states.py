@@ -12,7 +12,29 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Final
 
-__all__ = ["ALIVE_STATES", "FINISHED_STATES", "STATES", "TRANSITIONS", "JobState", "Trigger"]
+__all__ = [
+    "ACTIVE",
+    "ALIVE_STATES",
+    "COMPLETED",
+    "DELAYED",
+    "FAILED",
+    "FINISHED_STATES",
+    "ON_ADD",
+    "ON_COMPLETE",
+    "ON_DUE",
+    "ON_FAIL",
+    "ON_FETCH",
+    "ON_PUT_BACK",
+    "ON_RETRY",
+    "PRIORITIZED",
+    "REMOVED",
+    "STATES",
+    "TRANSITIONS",
+    "WAITING",
+    "WAITING_CHILDREN",
+    "JobState",
+    "Trigger",
+]
 
 
 class JobState(StrEnum):
@@ -61,8 +83,26 @@ class Trigger(StrEnum):
     REMOVE = "remove"
 
 
-_W, _P, _D, _A = JobState.WAITING, JobState.PRIORITIZED, JobState.DELAYED, JobState.ACTIVE
-_K, _C, _F, _R = JobState.WAITING_CHILDREN, JobState.COMPLETED, JobState.FAILED, JobState.REMOVED
+# On Python 3.11 reading a member off its class (`JobState.ACTIVE`) costs 150 ns, a global 8: as much as all the rest of
+# a transition. What runs for every job uses these names instead.
+WAITING: Final = JobState.WAITING
+PRIORITIZED: Final = JobState.PRIORITIZED
+DELAYED: Final = JobState.DELAYED
+ACTIVE: Final = JobState.ACTIVE
+WAITING_CHILDREN: Final = JobState.WAITING_CHILDREN
+COMPLETED: Final = JobState.COMPLETED
+FAILED: Final = JobState.FAILED
+REMOVED: Final = JobState.REMOVED
+ON_ADD: Final = Trigger.ADD
+ON_DUE: Final = Trigger.DUE
+ON_FETCH: Final = Trigger.FETCH
+ON_COMPLETE: Final = Trigger.COMPLETE
+ON_FAIL: Final = Trigger.FAIL
+ON_RETRY: Final = Trigger.RETRY
+ON_PUT_BACK: Final = Trigger.PUT_BACK
+
+_W, _P, _D, _A = WAITING, PRIORITIZED, DELAYED, ACTIVE
+_K, _C, _F, _R = WAITING_CHILDREN, COMPLETED, FAILED, REMOVED
 _READY: Final = frozenset((_W, _P))
 _PLACED: Final = frozenset((_W, _P, _D))
 

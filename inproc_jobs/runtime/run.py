@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["BLOCKED_S", "Run", "Stored", "begin", "call_plain", "drive", "start_coroutine"]
 
 
+_Coroutine = types.CoroutineType
 BLOCKED_S: Final = 0.1
 """A handler that holds the loop this long without waiting is named in the log."""
 
@@ -57,39 +58,23 @@ class Run:
         give_up: Ends the waiting of the runner where the handler itself cannot be ended (threads, processes).
     """
 
-    __slots__ = (
-        "attempt",
-        "cancelled",
-        "coro",
-        "due_ms",
-        "give_up",
-        "job",
-        "over",
-        "task",
-        "timed_out",
-        "timer",
-        "value",
-        "waits_for",
-        "worker",
-        "yielded",
-    )
-
+    # Defaults sit on the class: one is made per attempt, and most of these are never set.
     job: Job
     coro: Coroutine[Any, Any, Any]
     attempt: int
     due_ms: int
     task: asyncio.Task[None]
+    cancelled = False
+    timed_out = False
+    over = False
+    timer: asyncio.TimerHandle | None = None
+    waits_for: Job | None = None
+    give_up: Callable[[BaseException], None] | None = None
+    value: Any = None
+    yielded: Any = None
 
     def __init__(self, worker: QueueWorker) -> None:
         self.worker = worker
-        self.cancelled = False
-        self.timed_out = False
-        self.over = False
-        self.timer: asyncio.TimerHandle | None = None
-        self.waits_for: Job | None = None
-        self.give_up: Callable[[BaseException], None] | None = None
-        self.value: Any = None
-        self.yielded: Any = None
 
     def took(self, job: Job) -> Run:
         """The fetch has found this job for the run."""
@@ -131,12 +116,19 @@ def begin(run: Run, fn: Callable[..., Any], decode: Callable[[bytes], Any], want
     bind_run(run)
     payload = decode(run.job.data)
     value = fn(payload, JobContext(run)) if wants_ctx else fn(payload)
-    if type(value) is types.CoroutineType:
-        return start_coroutine(run, value)
-    if isawaitable(value):
-        return start_coroutine(run, _await(value))
-    run.value = value
-    return False
+    if type(value) is not _Coroutine:
+        if not isawaitable(value):
+            run.value = value
+            return False
+        value = _await(value)
+    # As in `start_coroutine`: a call less for every job.
+    try:
+        run.yielded = value.send(None)
+    except StopIteration as stop:
+        run.value = stop.value
+        return False
+    run.coro = value
+    return True
 
 
 def start_coroutine(run: Run, coro: Coroutine[Any, Any, Any]) -> bool:

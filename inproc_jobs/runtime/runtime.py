@@ -26,7 +26,7 @@ from inproc_jobs.core.events import Event
 from inproc_jobs.core.job import WATCHED, Job
 from inproc_jobs.core.options import Limiter
 from inproc_jobs.core.queue import Queue
-from inproc_jobs.core.states import FINISHED_STATES, JobState
+from inproc_jobs.core.states import FINISHED_STATES, REMOVED
 from inproc_jobs.errors import EngineStoppedError, InprocJobsError
 from inproc_jobs.runtime.clock import Clock, ClockWatch
 from inproc_jobs.runtime.failures import Failure
@@ -85,6 +85,7 @@ class Runtime:
         self.threads = ThreadHost("inproc_jobs")
         self.processes: ProcessHost | None = None
         self.monotonic = clock.monotonic
+        self._read_clock = clock.now_ms
         self.slice_end = 0.0
         self.wake_at_ms: float = math.inf
         self.completed = 0
@@ -111,9 +112,12 @@ class Runtime:
 
     def now_ms(self) -> int:
         """The wall clock, after making up for a step back. Call with the lock held. Cost: one clock read, mostly."""
-        now = self.clock.now_ms()
+        now = self._read_clock()
+        last = self._last_ms
+        if now == last:
+            return last  # the same object for all jobs of a millisecond: a million of them share theirs
         # The clocks are compared when the wall clock went back, and after a pause in which it may have.
-        if not 0 <= now - self._last_ms < 1000:
+        if not last < now < last + 1000:
             step = self._watch.step_back_ms()
             if step:
                 self.core.shift_clock(-step)
@@ -357,7 +361,7 @@ class Runtime:
     def watch(self, job: Job) -> Future[Job] | None:
         """A future of the end of a job, None when it has ended already. Any thread, without the lock."""
         with self.lock:
-            if job.state in FINISHED_STATES or job.state is JobState.REMOVED:
+            if job.state in FINISHED_STATES or job.state is REMOVED:
                 return None
             job.flags |= WATCHED
             future: Future[Job] = Future()

@@ -18,13 +18,14 @@ from inproc_jobs.core.core import Core
 from inproc_jobs.core.job import Job
 from inproc_jobs.core.options import Limiter, WorkerOptions
 from inproc_jobs.core.queue import Queue
-from inproc_jobs.core.states import JobState
+from inproc_jobs.core.states import FAILED, REMOVED
 from inproc_jobs.errors import JobCommandError, JobTimeoutError, NoHandlerError, ResultNotStorableError
 from inproc_jobs.runtime import context as run_context
 from inproc_jobs.runtime.failures import Failure, Interrupted, PutBack, read_failure
 from inproc_jobs.runtime.handlers import Handler
 from inproc_jobs.runtime.payloads import encode_json
 from inproc_jobs.runtime.run import BLOCKED_S, Run, Stored, begin, call_plain, drive, start_coroutine
+from inproc_jobs.runtime.tracebacks import trace_of
 
 if TYPE_CHECKING:
     from inproc_jobs.runtime.runtime import Runtime
@@ -40,12 +41,13 @@ MAX_ABANDONED: Final = 64
 class _Binding:
     """What the worker needs to run jobs of one name, resolved once."""
 
-    __slots__ = ("context", "decode", "fn", "handler", "mode", "wants_ctx")
+    __slots__ = ("context", "decode", "fn", "handler", "mode", "on_loop", "wants_ctx")
 
     def __init__(self, handler: Handler, context: Context) -> None:
         self.handler = handler
         self.fn = handler.fn
         self.mode = handler.mode
+        self.on_loop = handler.mode in {"async", "inline"}
         self.decode = handler.codec.decode
         self.wants_ctx = handler.wants_ctx
         self.context = context
@@ -121,7 +123,21 @@ class QueueWorker:
         )
         # The loop holds tasks weakly; without this a runner could be collected while its job waits (case C108).
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._runner_ended)
+
+    def _runner_ended(self, task: asyncio.Task[None]) -> None:
+        """A runner must never raise; should a fault of the engine make one, its slot and its job are not lost."""
+        self._tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is None:
+            return
+        self.runtime.log.error("fault of the engine in a runner", error=repr(error), stack=trace_of(error))
+        with self.runtime.lock:
+            for run in [run for run in self.runs if run.task is task]:
+                del self.runs[run]
+                self.runtime.core.recover_stalled(self.queue, run.job.id, self.runtime.now_ms(), self.options)
+        self.busy -= 1
+        self.pump()
 
     # --- running ------------------------------------------------------------------------------------------------
 
@@ -129,6 +145,8 @@ class QueueWorker:
         """Run jobs until there are none, or until this task was touched by a cancellation and must be replaced."""
         runtime = self.runtime
         runs = self.runs
+        bindings = self._bindings
+        monotonic = runtime.monotonic
         run: Run | None = first
         me = asyncio.current_task()
         assert me is not None  # a runner is a task
@@ -139,13 +157,14 @@ class QueueWorker:
             value: Any = None
             error: BaseException | None = None
             try:
-                binding = self._bindings.get(run.job.name) or self._bind(run.job.name)
-                if run.job.extra is not None and run.job.extra.deferred_failure is not None:
-                    raise_deferred(run.job)
-                if run.job.opts.timeout_ms is not None and binding.mode != "process":
-                    self.start_timeout(run, run.job.opts.timeout_ms)
+                job = run.job
+                binding = bindings.get(job.name) or self._bind(job.name)
+                if job.extra is not None and job.extra.deferred_failure is not None:
+                    raise_deferred(job)
+                if job.opts.timeout_ms is not None and binding.mode != "process":
+                    self.start_timeout(run, job.opts.timeout_ms)
                 context = binding.context.copy()
-                if binding.mode == "async" or binding.mode == "inline":
+                if binding.on_loop:
                     if context.run(begin, run, binding.fn, binding.decode, binding.wants_ctx):
                         self._check_blocked(run, tick)
                         self._summon_next()
@@ -175,7 +194,7 @@ class QueueWorker:
             # A pending cancellation would hit the next job, so a runner that has one is replaced.
             if me.cancelling() or me._must_cancel:  # type: ignore[attr-defined]  # set without a count by cancel+uncancel
                 break
-            now = runtime.monotonic()
+            now = monotonic()
             if now - tick > BLOCKED_S:
                 runtime.report_block(ended, now - tick)
             tick = now
@@ -278,10 +297,11 @@ class QueueWorker:
             failure.__cause__ = error
             return self._end_failed(run, Failure(failure, unrecoverable=True), None)
         following = Run(self) if runtime.fetching else None
+        core = runtime.core
         with runtime.lock:
             now_ms = runtime.now_ms()
             try:
-                job = runtime.core.complete(
+                job = core.complete(
                     self.queue,
                     run.job.id,
                     data,
@@ -296,7 +316,7 @@ class QueueWorker:
             runtime.completed += 1
             if job is None:
                 runtime.arm_for(self, now_ms)
-            flush = runtime.has_news()
+            flush = core.events or core.ended
         if flush:
             runtime.flush()
         return None if job is None or following is None else following.took(job)
@@ -341,7 +361,7 @@ class QueueWorker:
                 )
             except JobCommandError as error:
                 return self._refused(run, error)
-            final = job.state is JobState.FAILED or (job.state is JobState.REMOVED and job.finished_on is not None)
+            final = job.state is FAILED or (job.state is REMOVED and job.finished_on is not None)
             if following_job is None:
                 runtime.arm_for(self, now_ms)
             flush = runtime.has_news()
@@ -471,5 +491,3 @@ def raise_deferred(job: Job) -> None:
 
     assert job.extra is not None
     raise UnrecoverableError(job.extra.deferred_failure)
-
-
