@@ -33,7 +33,13 @@ from inproc_jobs.app.options import (
 )
 from inproc_jobs.app.queue_view import QueueView
 from inproc_jobs.app.receipt import DispatchedJob
-from inproc_jobs.app.settings import check_engine_number, check_history, read_queue_settings
+from inproc_jobs.app.settings import (
+    check_clock,
+    check_context_vars,
+    check_engine_number,
+    check_history,
+    read_queue_settings,
+)
 from inproc_jobs.app.views import FailedJob, JobView
 from inproc_jobs.core import options as core_options
 from inproc_jobs.core.adding import Duplicate
@@ -45,6 +51,7 @@ from inproc_jobs.core.states import DELAYED, FAILED, REMOVED
 from inproc_jobs.errors import (
     FailedJobNotFoundError,
     InvalidOptionError,
+    InvalidOptionTypeError,
     InvalidPayloadError,
     JobIdTakenError,
 )
@@ -64,7 +71,6 @@ __all__ = ["Engine", "RunSummary", "StopReport", "failed_jobs", "retry_failed_jo
 
 BULK_SLICE_S: Final = 0.002
 """How long work over many jobs holds the lock and the loop at a time (DESIGN 2.9)."""
-_DEFAULT_HISTORY: Final = {"completed": 1000, "failed": 5000}
 _NO_LAYER: Final = Layer()
 
 
@@ -164,12 +170,18 @@ class Engine(HostedEngine):
             raise InvalidOptionError(
                 "snapshots are not part of this version; leave snapshot out", option="snapshot", value=snapshot
             )
-        settings = read_queue_settings(queues or {})
+        settings = read_queue_settings({} if queues is None else queues)
+        if clock is not None:
+            check_clock(clock)
+        if registry is not None and not isinstance(registry, Registry):
+            raise InvalidOptionTypeError(
+                f"registry must be a Registry(), got {type(registry).__name__}", option="registry", value=registry
+            )
         self.registry = DEFAULT_REGISTRY if registry is None else registry
         self._default_queue = check_name(default_queue, "queue")
-        self._defaults = read_layer(default_job_options or {}, "default_job_options")
-        self._history = check_history({**_DEFAULT_HISTORY, **(history or {})})
-        self._context_vars = tuple(context_vars)
+        self._defaults = read_layer({} if default_job_options is None else default_job_options, "default_job_options")
+        self._history = check_history({}) if history is None else check_history(history)
+        self._context_vars = check_context_vars(context_vars)
         self._hub = ListenerHub()
         self._log = EngineLog()
         self._plans: dict[JobDefinition[Any, Any], _Plan] = {}

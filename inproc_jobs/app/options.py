@@ -64,7 +64,7 @@ def check_job_id(id: Any) -> str:
     """
     if type(id) is not str:
         raise InvalidJobIdError(
-            f"job_id must be text, got {_show(id)}; use an explicit text such as 'invoice:{id}'", option="job_id", value=id
+            f"job_id must be text, got {_show(id)}; use an explicit text such as 'invoice:42'", option="job_id", value=id
         )
     if not 0 < len(id) <= MAX_JOB_ID:
         raise InvalidJobIdError(
@@ -132,7 +132,7 @@ def _whole(value: Any, option: str, low: int, high: int | None = None) -> int:
     if type(value) is not int:
         raise InvalidOptionTypeError(f"{option} must be {allowed}, got {_show(value)}", option=option, value=value)
     if value < low or (high is not None and value > high):
-        raise InvalidOptionError(f"{option} must be {allowed}, got {value}", option=option, value=value)
+        raise InvalidOptionError(f"{option} must be {allowed}, got {_show(value)}", option=option, value=value)
     return value
 
 
@@ -148,7 +148,9 @@ def _number(value: Any, option: str, low: float, high: float) -> float:
             f"{option} must be a number from {low} to {high}, got {_show(value)}", option=option, value=value
         )
     if not low <= value <= high:
-        raise InvalidOptionError(f"{option} must be a number from {low} to {high}, got {value}", option=option, value=value)
+        raise InvalidOptionError(
+            f"{option} must be a number from {low} to {high}, got {_show(value)}", option=option, value=value
+        )
     return float(value)
 
 
@@ -178,9 +180,9 @@ def read_backoff(value: Any) -> core.Backoff:
         return core.Backoff(delay_ms=parse_ms(value, option="backoff"))
     _keys(value, "backoff", ("type", "delay", "jitter", "max_delay"))
     kind = value.get("type", "fixed")
-    if kind not in ("fixed", "exponential"):
+    if type(kind) is not str or kind not in ("fixed", "exponential"):
         raise InvalidOptionError(
-            f"backoff type {kind!r} is not known; use 'fixed', 'exponential', or give define_job a callable",
+            f"backoff type {_show(kind)} is not known; use 'fixed', 'exponential', or give define_job a callable",
             option="backoff.type",
             value=kind,
         )
@@ -220,8 +222,9 @@ def read_retention(value: Any, option: str) -> core.Retention:
             value=value,
         )
     _keys(value, option, ("count", "age", "limit"))
-    if not value:
-        raise InvalidOptionError(f"{option} is an empty dict; give count or age, or False to keep all", option=option)
+    if value.get("count") is None and value.get("age") is None:
+        what = "has neither count nor age" if value else "is an empty dict"
+        raise InvalidOptionError(f"{option} {what}; give count or age, or False to keep all", option=option, value=value)
     return core.Retention(
         count=_whole(value["count"], f"{option}.count", 0) if value.get("count") is not None else None,
         age_s=_age_s(value["age"], f"{option}.age") if value.get("age") is not None else None,
@@ -312,9 +315,8 @@ def read_deduplication(value: Any) -> Deduplication:
 
 def check_timestamp(value: Any) -> int:
     """`timestamp`: ms since 1970, or an aware datetime."""
-    if isinstance(value, datetime):
-        return run_at_ms(value, option="timestamp")
-    return _whole(value, "timestamp", 1, 8_640_000_000_000_000)
+    ms = run_at_ms(value, option="timestamp") if isinstance(value, datetime) else value
+    return _whole(ms, "timestamp", 1, 8_640_000_000_000_000)
 
 
 # --- layers -----------------------------------------------------------------------------------------------------

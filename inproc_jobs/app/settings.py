@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
-from inproc_jobs.app.options import check_name
+from inproc_jobs.app.options import _show, check_name
 from inproc_jobs.core.durations import parse_ms
 from inproc_jobs.core.options import Limiter
 from inproc_jobs.core.states import JobState
 from inproc_jobs.errors import InvalidDurationError, InvalidOptionError, InvalidOptionTypeError
 
-__all__ = ["QueueSetting", "check_engine_number", "check_history", "read_queue_settings"]
+__all__ = ["QueueSetting", "check_clock", "check_context_vars", "check_engine_number", "check_history", "read_queue_settings"]
+
+_DEFAULT_HISTORY: Final = {JobState.COMPLETED: 1000, JobState.FAILED: 5000}
+_MAX_NUMBER: Final = 2**53
+"""More slots, jobs or starts than any machine has; a larger number is a slip, and may not fit a float."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,15 +33,19 @@ def check_engine_number(value: Any, option: str, *, whole: bool) -> float:
     """A number above 0; with `whole` an int, 1 or more."""
     allowed = "a whole number, 1 or more" if whole else "a number above 0"
     if type(value) not in ((int,) if whole else (int, float)):
-        raise InvalidOptionTypeError(f"{option} must be {allowed}, got {value!r}", option=option, value=value)
-    if not (value > 0 and math.isfinite(value)):
-        raise InvalidOptionError(f"{option} must be {allowed}, got {value!r}", option=option, value=value)
+        raise InvalidOptionTypeError(f"{option} must be {allowed}, got {_show(value)}", option=option, value=value)
+    if not 0 < value <= _MAX_NUMBER:
+        raise InvalidOptionError(f"{option} must be {allowed}, got {_show(value)}", option=option, value=value)
     return float(value)
 
 
 def check_history(given: Mapping[str, Any]) -> dict[JobState, int]:
-    """`history`: {"completed": n, "failed": n}, n >= 0."""
-    history: dict[JobState, int] = {}
+    """`history`: {"completed": n, "failed": n}, n >= 0; what is not given has its default."""
+    if not isinstance(given, Mapping):
+        raise InvalidOptionTypeError(
+            f'history must be a dict such as {{"completed": 1000, "failed": 5000}}, got {_show(given)}', option="history", value=given
+        )
+    history = dict(_DEFAULT_HISTORY)
     for outcome, bound in given.items():
         if outcome not in ("completed", "failed"):
             raise InvalidOptionError(
@@ -45,17 +53,35 @@ def check_history(given: Mapping[str, Any]) -> dict[JobState, int]:
             )
         if type(bound) is not int or bound < 0:
             raise InvalidOptionTypeError(
-                f"history[{outcome!r}] must be a whole number, 0 or more, got {bound!r}", option=f"history.{outcome}", value=bound
+                f"history[{outcome!r}] must be a whole number, 0 or more, got {_show(bound)}", option=f"history.{outcome}", value=bound
             )
         history[JobState(outcome)] = bound
     return history
+
+
+def check_context_vars(given: Iterable[Any]) -> tuple[ContextVar[Any], ...]:
+    """`context_vars`: ContextVars."""
+    found = tuple(given) if isinstance(given, Iterable) else (given,)
+    if not isinstance(given, Iterable) or not all(isinstance(var, ContextVar) for var in found):
+        raise InvalidOptionTypeError(
+            f"context_vars must be a list of ContextVar, got {_show(given)}", option="context_vars", value=given
+        )
+    return found
+
+
+def check_clock(clock: Any) -> None:
+    """`clock`: anything with the two methods of `Clock`."""
+    if not all(callable(getattr(clock, method, None)) for method in ("now_ms", "monotonic")):
+        raise InvalidOptionTypeError(
+            f"clock must have now_ms() and monotonic(), got {_show(clock)}", option="clock", value=clock
+        )
 
 
 def read_queue_settings(given: Mapping[str, Mapping[str, Any]]) -> dict[str, QueueSetting]:
     """`queues`: name -> {"concurrency", "limiter", "max_waiting"}."""
     if not isinstance(given, Mapping):
         raise InvalidOptionTypeError(
-            f"queues must be a dict of name to settings, got {type(given).__name__}", option="queues", value=given
+            f"queues must be a dict of name to settings, got {_show(given)}", option="queues", value=given
         )
     return {check_name(name, "queue"): _setting(name, setting) for name, setting in given.items()}
 
@@ -63,7 +89,7 @@ def read_queue_settings(given: Mapping[str, Mapping[str, Any]]) -> dict[str, Que
 def _setting(name: str, given: Any) -> QueueSetting:
     where = f"queues[{name!r}]"
     if not isinstance(given, Mapping):
-        raise InvalidOptionTypeError(f"{where} must be a dict of settings, got {given!r}", option=where, value=given)
+        raise InvalidOptionTypeError(f"{where} must be a dict of settings, got {_show(given)}", option=where, value=given)
     for key in given:
         if key not in ("concurrency", "limiter", "max_waiting"):
             raise InvalidOptionError(
@@ -83,7 +109,7 @@ def _limiter(given: Any, where: str) -> Limiter | None:
     option = f"{where}.limiter"
     if not isinstance(given, Mapping) or set(given) != {"max", "duration"}:
         raise InvalidOptionTypeError(
-            f'{option} must be {{"max": number, "duration": "1s"}}, got {given!r}', option=option, value=given
+            f'{option} must be {{"max": number, "duration": "1s"}}, got {_show(given)}', option=option, value=given
         )
     check_engine_number(given["max"], f"{option}.max", whole=True)
     duration_ms = parse_ms(given["duration"], option=f"{option}.duration")
