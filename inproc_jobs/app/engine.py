@@ -24,7 +24,9 @@ from inproc_jobs.app.options import (
     DispatchOptions,
     Layer,
     check_job_id,
+    check_known_id,
     check_name,
+    check_page,
     check_timestamp,
     job_options,
     merge,
@@ -452,6 +454,7 @@ class Engine(HostedEngine):
 
     def find(self, job: JobDefinition[Any, Any], id: str) -> JobView | None:
         """See `JobDefinition.find`."""
+        check_known_id(id)
         self.refuse_forked()
         plan = self._plans.get(job) or self._plan(job)
         with self.runtime.lock:
@@ -476,6 +479,7 @@ class Engine(HostedEngine):
 
     def failed_jobs_sync(self, queue: str = "default", start: int = 0, end: int = 49) -> list[FailedJob]:
         """As `failed_jobs`, from any thread."""
+        check_page(start, end)
         view = self.queue(queue)
         with self.runtime.lock:
             return [
@@ -494,6 +498,7 @@ class Engine(HostedEngine):
 
     def retry_failed_job_sync(self, id: str, queue: str = "default") -> None:
         """As `retry_failed_job`, from any thread."""
+        check_known_id(id)
         self.refuse_stopped()
         view = self.queue(queue)
         with self.runtime.lock:

@@ -28,7 +28,9 @@ __all__ = [
     "ExecutorName",
     "Layer",
     "check_job_id",
+    "check_known_id",
     "check_name",
+    "check_page",
     "check_timestamp",
     "merge",
     "read_layer",
@@ -92,6 +94,22 @@ def check_job_id(id: Any) -> str:
     if not id.isascii():
         _refuse_surrogates(id, "job_id", InvalidJobIdError)
     return id
+
+
+def check_known_id(id: Any) -> str:
+    """An id to look a job up by: any text, numbers of the counter included."""
+    if type(id) is not str:
+        raise InvalidJobIdError(f"a job id is text, got {_show(id)}; use str(id)", option="id", value=id)
+    return id
+
+
+def check_page(start: Any, end: Any) -> None:
+    """Positions of a page, both whole numbers; negative ones count from the end."""
+    for option, value in (("start", start), ("end", end)):
+        if type(value) is not int or not -(2**53) <= value <= 2**53:
+            raise InvalidOptionTypeError(
+                f"{option} must be a whole number, -1 for the last, got {_show(value)}", option=option, value=value
+            )
 
 
 def check_name(name: Any, what: str) -> str:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from inproc_jobs.app.options import MAX_PRIORITY, Duration
+from inproc_jobs.app.options import MAX_PRIORITY, Duration, check_known_id, check_page
 from inproc_jobs.app.views import JobView
 from inproc_jobs.core.core import Core
 from inproc_jobs.core.durations import parse_ms
@@ -69,6 +69,7 @@ class QueueView:
         Cost: O(end).
         """
         words = self._states((states,) if isinstance(states, str) else tuple(states))
+        check_page(start, end)
         with self._engine.runtime.lock:
             return [
                 JobView(job, self.name)
@@ -86,12 +87,15 @@ class QueueView:
 
     def job(self, id: str) -> JobView | None:
         """The job of that id, whatever its name; None if there is none. Cost: O(1)."""
+        check_known_id(id)
         with self._engine.runtime.lock:
             record = self.record.index.get(id)
             return None if record is None else JobView(record, self.name)
 
     def logs(self, id: str, start: int = 0, end: int = -1) -> list[str]:
         """Lines that the job has logged, oldest first; empty when there is no such job."""
+        check_known_id(id)
+        check_page(start, end)
         with self._engine.runtime.lock:
             rows, _ = self._engine.runtime.core.logs(self.record, id, start, end)
             return list(rows)
@@ -145,6 +149,7 @@ class QueueView:
 
     def remove_sync(self, id: str) -> bool:
         """As `remove`, from any thread."""
+        check_known_id(id)
 
         def command(core: Core, queue: Queue, now_ms: int) -> bool:
             if id not in queue.index:
@@ -166,6 +171,7 @@ class QueueView:
 
     def promote_sync(self, id: str) -> None:
         """As `promote`, from any thread."""
+        check_known_id(id)
         self._change(lambda core, queue, now_ms: core.promote(queue, id, now_ms))
 
     async def retry(self, id: str) -> None:
@@ -180,6 +186,7 @@ class QueueView:
 
     def retry_sync(self, id: str) -> None:
         """As `retry`, from any thread."""
+        check_known_id(id)
 
         def command(core: Core, queue: Queue, now_ms: int) -> None:
             record = queue.index.get(id)
@@ -199,6 +206,7 @@ class QueueView:
 
     def change_delay_sync(self, id: str, delay: Duration) -> None:
         """As `change_delay`, from any thread."""
+        check_known_id(id)
         delay_ms = parse_ms(delay, option="delay")
         self._change(lambda core, queue, now_ms: core.change_delay(queue, id, delay_ms, now_ms))
 
@@ -213,6 +221,7 @@ class QueueView:
 
     def change_priority_sync(self, id: str, priority: int, *, lifo: bool = False) -> None:
         """As `change_priority`, from any thread."""
+        check_known_id(id)
         if type(priority) is not int or not 0 <= priority <= MAX_PRIORITY:
             raise InvalidOptionTypeError(
                 f"priority must be a whole number from 0 to {MAX_PRIORITY}, got {priority!r}", option="priority", value=priority
@@ -231,6 +240,7 @@ class QueueView:
 
     def update_payload_sync(self, id: str, payload: Any) -> None:
         """As `update_payload`, from any thread."""
+        check_known_id(id)
         record = self.record.index.get(id)
         if record is None:
             raise JobNotFoundError(f"there is no job {id!r} in queue {self.name!r}", id=id)
