@@ -77,7 +77,7 @@ def encode_json(value: Any, root: str = "payload") -> bytes:
     if _is_exact(value, _QUICK_NESTING):
         try:
             return _write(value)
-        except (ValueError, RecursionError):
+        except ValueError:
             pass  # a lone surrogate, or an int too long; the careful walk says which and where
     return _encode_carefully(value, root)
 
@@ -100,7 +100,7 @@ def decode_json(data: bytes) -> Any:
     """
     try:
         return _read(data)
-    except (msgspec.DecodeError, RecursionError):
+    except (msgspec.DecodeError, ValueError, RecursionError):  # older msgspec lets UnicodeDecodeError through
         return _decode_with_stdlib(data)
 
 

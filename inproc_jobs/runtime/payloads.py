@@ -202,13 +202,10 @@ class _Typed:
         self._takes = takes
 
     def encode(self, value: Any) -> bytes:
-        try:
-            given, data = self._prepare(value)
-            arrives = self._arrival(given, data)
-            # JSON that stood in for an object is stored as that object.
-            return self._dump(arrives) if differs_in_form(given, arrives, _ROOT) else data
-        except RecursionError as error:
-            raise too_deep(value, _ROOT) from error
+        given, data = self._prepare(value)
+        arrives = self._arrival(given, data)
+        # A dict that stood in for an object is stored as that object.
+        return self._dump(arrives) if differs_in_form(given, arrives, _ROOT) else data
 
     def decode(self, data: bytes) -> Any:
         try:

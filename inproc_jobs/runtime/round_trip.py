@@ -37,7 +37,7 @@ def differs_in_form(given: Any, arrives: Any, path: Path) -> bool:
         path: Where both are.
 
     Returns:
-        Whether JSON stands in for a typed value somewhere: a dict for a dataclass, text for a date.
+        Whether a dict or a list stands in for an object somewhere.
 
     Raises:
         InvalidPayloadError: At the first part that would not arrive as it is.
@@ -59,7 +59,7 @@ def differs_in_form(given: Any, arrives: Any, path: Path) -> bool:
         elif kind is list or kind is tuple:
             todo += _sequence_pairs(pair)
         elif (names := field_names(kind)) is None:
-            stands_in |= _leaf_stands_in(pair)
+            _check_leaf(pair)
         elif type(given) is kind:
             todo += [(getattr(given, name), getattr(arrives, name), (path, name)) for name in names[::-1]]
         else:
@@ -166,16 +166,14 @@ def _stand_in_pairs(pair: _Pair, names: tuple[str, ...]) -> list[_Pair]:
     raise _changed(pair)
 
 
-def _leaf_stands_in(pair: _Pair) -> bool:
-    """Dates, decimals, enums, sets and the like, which have no parts to look at: whether JSON stands in for one."""
+def _check_leaf(pair: _Pair) -> None:
+    """Dates, decimals, enums, sets and the like, which have no parts to look at."""
     given, arrives, path = pair
     kind = type(given)
     if kind in _SCALARS or (type(arrives) in _SETS and issubclass(kind, (list, tuple))):
-        exact_twin(given, path)
-        return True
-    if not _equal(given, arrives):
+        exact_twin(given, path)  # JSON for it, such as text for a date
+    elif not _equal(given, arrives):
         raise _changed(pair)
-    return False
 
 
 def _equal(given: Any, arrives: Any) -> bool:

@@ -238,6 +238,13 @@ def test_what_no_call_can_wait_for_is_refused(value: Any) -> None:
     assert caught.value.value is value
 
 
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_wait_that_is_no_number_is_called_that(value: float) -> None:
+    """NaN is neither negative nor too long; no limit is None."""
+    with pytest.raises(InvalidDurationError, match="is not a finite number"):
+        parse_seconds(value, option="timeout")
+
+
 @pytest.mark.parametrize(
     ("moment", "utc"),
     [

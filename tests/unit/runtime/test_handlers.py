@@ -10,12 +10,13 @@ import sys
 import types
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 from unittest.mock import AsyncMock, MagicMock
 
 import pytest
+from msgspec import Meta
 
-from inproc_jobs.errors import InvalidHandlerError, InvalidOptionError
+from inproc_jobs.errors import InvalidHandlerError, InvalidOptionError, InvalidPayloadError
 from inproc_jobs.runtime.handlers import Handler, inspect_handler
 from inproc_jobs.runtime.payloads import UNTYPED
 
@@ -113,6 +114,10 @@ class Mailer:
         return payload.id
 
 
+class NightlyMailer(Mailer):
+    """Inherits its handlers."""
+
+
 class Callback:
     """A plain callable object."""
 
@@ -170,7 +175,7 @@ def test_what_is_known_to_be_async_runs_on_the_loop(fn: Any) -> None:
     "fn",
     [
         *(plain, functools.partial(plain), Callback(), Mailer().send, Mailer.send_all, passes_through(plain), print),
-        *(lambda payload: AsyncCallback()(payload), lambda payload: asyncio.Future(), MagicMock(), Fill),
+        *(lambda payload: coroutine(payload, None), lambda payload: asyncio.Future(), MagicMock(), Fill),  # type: ignore[arg-type]
     ],
 )
 def test_all_else_runs_in_a_thread(fn: Any) -> None:
@@ -375,6 +380,30 @@ def test_a_payload_without_annotation_is_any_json(fn: Any) -> None:
     assert look(fn).codec is UNTYPED
 
 
+def test_a_constraint_in_the_annotation_counts() -> None:
+    """`Annotated[int, Meta(gt=0)]` is more than an int."""
+
+    def handler(payload: Annotated[int, Meta(gt=0)]) -> None: ...
+
+    with pytest.raises(InvalidPayloadError):
+        look(handler).codec.encode(0)
+
+
+def elsewhere(annotation: str) -> Callable[..., Any]:
+    """A function of a module in which this one's names do not exist."""
+    fn = types.FunctionType(plain.__code__, {"__builtins__": {}, "Elsewhere": Order}, "elsewhere")
+    fn.__annotations__ = {"payload": annotation}
+    return fn
+
+
+def test_an_annotation_is_read_where_it_was_written() -> None:
+    """A wrapper from another module copies annotations whose names only the wrapped function's module has."""
+    assert takes_orders(look(elsewhere("Elsewhere")))
+    assert takes_orders(look(passes_through(elsewhere("Elsewhere"))))
+    wrapper = passes_through(elsewhere("Order"))
+    assert takes_orders(look(wrapper))  # the decorator's own
+
+
 def test_an_annotation_of_args_is_not_about_the_payload() -> None:
     """`*args: int` says something about every argument."""
 
@@ -427,7 +456,13 @@ def test_a_payload_type_that_json_cannot_carry_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fn", "qualname"), [(plain, "plain"), (Mailer.send_one, "Mailer.send_one"), (Mailer.send_all, "Mailer.send_all")]
+    ("fn", "qualname"),
+    [
+        (plain, "plain"),
+        (Mailer.send_one, "Mailer.send_one"),
+        (Mailer.send_all, "Mailer.send_all"),
+        (NightlyMailer.send_all, "NightlyMailer.send_all"),
+    ],
 )
 def test_a_process_finds_a_handler_by_its_name(fn: Any, qualname: str) -> None:
     """Module and qualname lead to the handler again."""
