@@ -27,7 +27,8 @@ class Bulk:
         """Check one pair; its position goes into whatever error it gives."""
         if not isinstance(pair, tuple | list) or len(pair) != 2:
             raise InvalidOptionTypeError(
-                f"jobs[{number}] must be a pair (payload, options); give None as options for none", option=f"jobs[{number}]"
+                f"jobs[{number}] must be a pair (payload, options); give None as options for none",
+                option=f"jobs[{number}]",
             )
         payload, options = pair
         try:

@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypedDict, TypeVar, Unpack, cast, overload
 
+from inproc_jobs.app.flows import FlowNode, OnFailure
 from inproc_jobs.app.options import (
     CUSTOM_BACKOFF,
     EXECUTORS,
@@ -191,7 +192,9 @@ class JobDefinition(Generic[P, R]):
                 },
                 "dispatch",
             )
-        return self._engine().submit(self, payload, job_id, delay, run_at, priority, lifo, deduplication, timestamp, layer)
+        return self._engine().submit(
+            self, payload, job_id, delay, run_at, priority, lifo, deduplication, timestamp, layer
+        )
 
     def dispatch_sync(self, payload: P, **options: Unpack[DispatchOptions]) -> DispatchedJob[R]:
         """As `dispatch`, from any thread; inside a running loop too, since it does not block."""
@@ -220,6 +223,27 @@ class JobDefinition(Generic[P, R]):
     def options(**options: Unpack[DispatchOptions]) -> DispatchOptions:
         """The options of one dispatch as a dict that type checkers know, for `dispatch_many`."""
         return options
+
+    def node(
+        self,
+        payload: P,
+        *,
+        children: Iterable[FlowNode] = (),
+        on_failure: OnFailure = "fail_parent",
+        **options: Unpack[DispatchOptions],
+    ) -> FlowNode:
+        """
+        This job as a part of a flow (`Engine.flow`): it runs once its children are done.
+
+        Args:
+            children: Nodes below it.
+            on_failure: What its own final failure does to the job above it; see `OnFailure`.
+            options: As for `dispatch`; without deduplication, and without colons in `job_id`.
+
+        Raises:
+            InvalidOptionError: An option is wrong.
+        """
+        return FlowNode(self, payload, options, tuple(children), on_failure)
 
     async def find(self, id: str) -> JobView | None:
         """The job of that id, or None when there is none or it belongs to a job of another name. Cost: O(1)."""
@@ -338,7 +362,9 @@ class Registry:
             check_name(queue, "queue")
         if executor is not None and executor not in EXECUTORS:
             raise InvalidOptionError(
-                f"executor {executor!r} is not known; use one of {', '.join(EXECUTORS)}", option="executor", value=executor
+                f"executor {executor!r} is not known; use one of {', '.join(EXECUTORS)}",
+                option="executor",
+                value=executor,
             )
         strategy = cast("BackoffStrategy", backoff) if callable(backoff) else None
         layer = read_layer(

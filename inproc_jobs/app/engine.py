@@ -8,20 +8,23 @@ from __future__ import annotations
 
 import asyncio
 import os
+import uuid
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from contextvars import ContextVar, copy_context
 from datetime import datetime
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 from inproc_jobs.app.bulk import Bulk
 from inproc_jobs.app.definition import DEFAULT_REGISTRY, JobDefinition, Registry
 from inproc_jobs.app.hosting import HostedEngine, RunSummary, StopReport
+from inproc_jobs.app.flows import FlowNode, FlowReceipt, PlannedFlow
 from inproc_jobs.app.options import (
     Deduplication,
     DispatchOptions,
+    Duration,
     Layer,
     check_job_id,
     check_known_id,
@@ -35,6 +38,7 @@ from inproc_jobs.app.options import (
 )
 from inproc_jobs.app.queue_view import QueueView
 from inproc_jobs.app.receipt import DispatchedJob
+from inproc_jobs.app.schedules import CatchUp, ScheduleView, read_schedule
 from inproc_jobs.app.settings import (
     check_clock,
     check_context_vars,
@@ -52,6 +56,7 @@ from inproc_jobs.core.queue import Queue
 from inproc_jobs.core.states import DELAYED, FAILED, REMOVED
 from inproc_jobs.errors import (
     FailedJobNotFoundError,
+    InprocJobsError,
     InvalidOptionError,
     InvalidOptionTypeError,
     InvalidPayloadError,
@@ -60,6 +65,7 @@ from inproc_jobs.errors import (
 from inproc_jobs.observe.listeners import EngineEvent, Listener, ListenerHub
 from inproc_jobs.observe.logs import EngineLog
 from inproc_jobs.runtime.clock import Clock, SystemClock
+from inproc_jobs.runtime.cron import next_match
 from inproc_jobs.runtime.handlers import Handler
 from inproc_jobs.runtime.payloads import encode_json
 from inproc_jobs.runtime.ports import Strategy
@@ -69,6 +75,7 @@ from inproc_jobs.runtime.worker import QueueWorker
 if TYPE_CHECKING:
     from typing import Self
 
+P = TypeVar("P")
 __all__ = ["Engine", "RunSummary", "StopReport", "failed_jobs", "retry_failed_job"]
 
 BULK_SLICE_S: Final = 0.002
@@ -440,6 +447,132 @@ class Engine(HostedEngine):
     ) -> Iterator[list[DispatchedJob[Any]]]:
         """Slices of receipts. Everything is read and checked before the first add."""
         return Bulk(self, job, jobs, BULK_SLICE_S).slices()
+
+    # --- flows and schedules ------------------------------------------------------------------------------------
+
+    async def flow(self, root: FlowNode) -> FlowReceipt:
+        """
+        Add a tree of jobs in one step; a parent runs once its children are done (`ctx.children_values()`).
+
+        Args:
+            root: `job.node(payload, children=[other.node(...), ...])`; the queues may differ.
+
+        Raises:
+            InvalidOptionError, InvalidPayloadError: A node is wrong; nothing was added.
+            JobIdTakenError, QueueFullError: As for a dispatch; nothing was added.
+        """
+        return self.flow_sync(root)
+
+    def flow_sync(self, root: FlowNode) -> FlowReceipt:
+        """As `flow`, from any thread."""
+        planned = PlannedFlow(self, root, lambda: str(uuid.uuid4()))
+        with self.runtime.lock:
+            receipt = planned.add()
+        self.runtime.flush()
+        return receipt
+
+    def flow_receipt(self, answer: Job | Duplicate | InprocJobsError, plan: _Plan) -> DispatchedJob[Any]:
+        """The receipt of one job of a flow. Lock held."""
+        if isinstance(answer, InprocJobsError):
+            raise answer
+        if isinstance(answer, Job):
+            return DispatchedJob(answer.id, plan.name, plan.queue.name, False, answer.state, answer, self)
+        return self._duplicate_receipt(answer, plan.name, plan.queue.name)
+
+    async def schedule(
+        self,
+        id: str,
+        job: JobDefinition[P, Any],
+        payload: P,
+        *,
+        every: Duration | None = None,
+        cron: str | None = None,
+        tz: str | None = None,
+        limit: int | None = None,
+        start: datetime | None = None,
+        end: datetime | None = None,
+        immediately: bool = False,
+        catch_up: CatchUp = "once",
+    ) -> ScheduleView | None:
+        """
+        Run a job again and again; scheduling the same id anew replaces the schedule and its pending run.
+
+        At most one run of a schedule is pending; the next one is planned when one starts, so a slow run delays nothing
+        but what would overlap it.
+
+        Args:
+            id: Of the schedule, any text; unique in the job's queue.
+            every: Interval; the first run is due at once, or at `start`.
+            cron: Five fields, or six with leading seconds, or an alias such as "@daily".
+            tz: Time zone of `cron`, None is UTC. A time that a change of the clock skips runs at the shifted time, one
+                that it repeats runs once.
+            limit: Runs at most.
+            start, end: Aware datetimes; no run before the one, or after the other.
+            immediately: The first run of a `cron` is due at once.
+            catch_up: Of moments that passed while nothing could run: "once" runs one late, "all" each, "skip" none.
+
+        Returns:
+            The schedule, None if nothing is left to run.
+
+        Raises:
+            InvalidOptionError, InvalidPayloadError: Refused; nothing has changed.
+            JobSchedulerError: Jobs of the schedule take the ids of its next runs.
+        """
+        return self.schedule_sync(
+            id,
+            job,
+            payload,
+            every=every,
+            cron=cron,
+            tz=tz,
+            limit=limit,
+            start=start,
+            end=end,
+            immediately=immediately,
+            catch_up=catch_up,
+        )
+
+    def schedule_sync(
+        self,
+        id: str,
+        job: JobDefinition[P, Any],
+        payload: P,
+        *,
+        every: Duration | None = None,
+        cron: str | None = None,
+        tz: str | None = None,
+        limit: int | None = None,
+        start: datetime | None = None,
+        end: datetime | None = None,
+        immediately: bool = False,
+        catch_up: CatchUp = "once",
+    ) -> ScheduleView | None:
+        """As `schedule`, from any thread."""
+        if not self.takes_dispatches:
+            self.refuse_dispatch()
+        plan = self._plans.get(job) or self._plan(job)
+        data = plan.encode(payload)
+        repeat = read_schedule(
+            id,
+            every=every,
+            cron=cron,
+            tz=tz,
+            limit=limit,
+            start=start,
+            end=end,
+            immediately=immediately,
+            catch_up=catch_up,
+            now_ms=self.runtime.clock.now_ms(),
+            priority=plan.priority,
+            lifo=plan.opts.lifo,
+        )
+        with self.runtime.lock:
+            record = self.runtime.core.upsert_scheduler(
+                plan.queue, id, plan.name, data, repeat, plan.opts, self.runtime.now_ms(), next_match=next_match
+            )
+            view = None if record is None else ScheduleView.of(plan.queue.schedulers[id], plan.queue.name)
+        self.runtime.changed(plan.queue.name)
+        return view
 
     def encode_for(self, name: str, payload: Any) -> bytes:
         """A payload as JSON text, by the type of the handler of that name if there is one."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextlib
+import contextvars
 import os
 import signal
 import threading
@@ -40,6 +41,8 @@ __all__ = ["EngineState", "HostedEngine", "RunSummary", "StopReport"]
 
 CANCEL_GRACE_S: Final = 0.1
 """How long a cancelled handler may clean up once `shutdown_timeout` is over."""
+BLOCKED_GRACE_S: Final = 1.0
+"""How long beyond its time a stop waits for a loop that does not answer, before it takes that loop for blocked."""
 
 
 class EngineState(Enum):
@@ -111,6 +114,7 @@ class HostedEngine:
         self._stop_requested: Callable[[], None] | None = None
         self._shutting_down: asyncio.Task[StopReport] | None = None
         self._draining = False
+        self._given_up = False
         self._last_report = StopReport()
         self._host_lock = threading.Lock()
         self._hurry_event = asyncio.Event()
@@ -129,7 +133,7 @@ class HostedEngine:
     def refuse_stopped(self) -> None:
         """Raise when the engine was stopped."""
         self.refuse_forked()
-        if self._state is EngineState.STOPPED:
+        if self._state is EngineState.STOPPED or self._given_up:
             raise EngineStoppedError("the engine was stopped; start it again (astart, start) before using it")
 
     def refuse_dispatch(self) -> None:
@@ -138,7 +142,9 @@ class HostedEngine:
         run = CURRENT_RUN.get()
         if self._draining and run is not None and run.worker.runtime is self.runtime:
             return
-        raise EngineStoppedError("the engine is being stopped and takes no new jobs; dispatch after it was started again")
+        raise EngineStoppedError(
+            "the engine is being stopped and takes no new jobs; dispatch after it was started again"
+        )
 
     def refuse_in_loop(self, what: str, twin: str) -> None:
         """Raise when a blocking call is made where an event loop runs."""
@@ -176,16 +182,20 @@ class HostedEngine:
         """
         seconds = self._stop_arguments(timeout, drain)
         self._refuse_own_handler("astop")
-        loop = self.runtime.loop
-        if self._state in (EngineState.NEW, EngineState.STOPPED) or loop is None:
+        loop = self._live_loop()
+        if loop is None:
             return self._stop_unhosted()
         if loop is asyncio.get_running_loop():
             return await self._shut_down(seconds, drain)
-        report = await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._shut_down(seconds, drain), loop))
+        stopping = asyncio.run_coroutine_threadsafe(self._shut_down(seconds, drain), loop)
+        done, _ = await asyncio.wait((asyncio.wrap_future(stopping),), timeout=seconds + BLOCKED_GRACE_S)
+        if not done:
+            return self._give_up_loop()
         thread = self._thread
         if thread is not None:
             await asyncio.to_thread(thread.join)
-        return report
+            self._thread = None
+        return stopping.result()
 
     # --- a thread of its own ------------------------------------------------------------------------------------
 
@@ -206,14 +216,17 @@ class HostedEngine:
 
             def run() -> None:
                 try:
-                    with asyncio.Runner() as runner:
+                    with _runner() as runner:
                         runner.run(self._serve(ready.set))
                 except BaseException as error:  # noqa: BLE001  # told to whoever waits for the start
                     failure.append(error)
                     ready.set()
 
-            # A daemon: a program that forgets to stop the engine must still be able to end; `atexit` stops it.
-            self._thread = threading.Thread(target=run, name="inproc_jobs engine", daemon=True)
+            # A daemon: a program that forgets to stop the engine must still be able to end; `atexit` stops it. In the
+            # caller's context, which is the engine's at start whichever way it is hosted (DESIGN 2.10).
+            self._thread = threading.Thread(
+                target=contextvars.copy_context().run, args=(run,), name="inproc_jobs engine", daemon=True
+            )
             self._thread.start()
             ready.wait()
             if failure:
@@ -237,12 +250,20 @@ class HostedEngine:
         """
         seconds = self._stop_arguments(timeout, drain)
         self._refuse_own_handler("stop")
-        loop = self.runtime.loop
-        if self._state in (EngineState.NEW, EngineState.STOPPED) or loop is None:
+        loop = self._live_loop()
+        if loop is None:
             return self._stop_unhosted()
         if loop is _running_loop():
             raise BlockingCallError("stop() would wait for the loop it is called in; use await engine.astop()")
-        report = asyncio.run_coroutine_threadsafe(self._shut_down(seconds, drain), loop).result()
+        if not loop.is_running() and self.runtime.loop_thread == threading.get_ident():
+            # Hosted by `loop.run_until_complete(engine.astart())`: nobody but us would run that loop meanwhile.
+            return loop.run_until_complete(self._shut_down(seconds, drain))
+        try:
+            report = asyncio.run_coroutine_threadsafe(self._shut_down(seconds, drain), loop).result(
+                seconds + BLOCKED_GRACE_S
+            )
+        except TimeoutError:
+            return self._give_up_loop()
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             thread.join()
@@ -280,11 +301,11 @@ class HostedEngine:
         self.refuse_stopped()
         before = (self.runtime.completed, self.runtime.failed, self.runtime.retried)
         show = Progress(self.runtime) if progress else None
-        loop = self.runtime.loop
+        loop = self._live_loop()
         if loop is not None:
             timed_out = asyncio.run_coroutine_threadsafe(self._wait_idle(seconds, show), loop).result()
         else:
-            with asyncio.Runner() as runner:
+            with _runner() as runner:
                 timed_out = runner.run(self._run_until_idle(seconds, show))
         return RunSummary(
             completed=self.runtime.completed - before[0],
@@ -328,7 +349,7 @@ class HostedEngine:
         self._begin()
         if self._state is EngineState.RUNNING:
             raise BlockingCallError("the engine runs already; stop it before run_forever()")
-        with asyncio.Runner() as runner:
+        with _runner() as runner:
             return runner.run(self._run_forever())
 
     async def _run_forever(self) -> StopReport:
@@ -357,8 +378,27 @@ class HostedEngine:
 
     # --- starting and stopping ----------------------------------------------------------------------------------
 
+    def _live_loop(self) -> asyncio.AbstractEventLoop | None:
+        """
+        The loop that hosts the engine, None while there is none.
+
+        A loop that was closed under the engine (a test that forgot to stop it, `asyncio.run` that ended) hosts nothing
+        any more: what was active is taken up by the next start.
+        """
+        loop = self.runtime.loop
+        if loop is not None and loop.is_closed():
+            with contextlib.suppress(RuntimeError):  # somebody in that loop still waited for quiet; it cannot be told
+                self.runtime.unhost()
+            self._shutting_down = None
+            self._draining = self._given_up = False
+            self._state = EngineState.NEW
+            self.takes_dispatches = True
+            loop = None
+        return loop
+
     def _begin(self) -> None:
         self.refuse_forked()
+        self._live_loop()
         if self._state is EngineState.STOPPING:
             raise EngineStoppedError("the engine is being stopped; start it again once it has stopped")
 
@@ -373,7 +413,9 @@ class HostedEngine:
     def _stop_arguments(self, timeout: Any, drain: Any) -> float:
         seconds = parse_seconds(timeout, option="timeout")
         if drain is not None and type(drain) is not bool:
-            raise InvalidOptionTypeError(f"drain must be True, False or None, got {drain!r}", option="drain", value=drain)
+            raise InvalidOptionTypeError(
+                f"drain must be True, False or None, got {drain!r}", option="drain", value=drain
+            )
         self.refuse_forked()
         return self._shutdown_timeout_s if seconds is None else seconds
 
@@ -394,21 +436,37 @@ class HostedEngine:
             self._last_report = self._report((), (), False, (self.runtime.completed, self.runtime.failed))
         return self._last_report
 
+    def _give_up_loop(self) -> StopReport:
+        """
+        The loop does not answer: a handler blocks it, which nothing can interrupt. Report without it; should the loop
+        come back, the stop that waits there does the rest, and until then the engine counts as being stopped.
+        """
+        self._given_up = True
+        self._state = EngineState.STOPPING
+        self.takes_dispatches = False
+        self.runtime.fetching = False
+        blocking = tuple(job.id for queue in self.runtime.core.queues.values() for job in queue.active)
+        self.runtime.log.warning("the event loop is blocked, the engine was left to itself", job_ids=blocking)
+        self.runtime.fail_waiters(EngineStoppedError("the engine was stopped before the job ended"))
+        return self._report((), blocking, True, (self.runtime.completed, self.runtime.failed))
+
     async def _shut_down(self, seconds: float, drain: bool | None) -> StopReport:
         """Shut down once; everybody who asks meanwhile gets the same report. On the host's loop."""
         if self._state is EngineState.STOPPED:
             return self._last_report
         if self._shutting_down is None:
-            self._shutting_down = asyncio.get_running_loop().create_task(self._do_shut_down(seconds, drain))
+            self._state = EngineState.STOPPING
+            self.takes_dispatches = False
+            self._draining = drain is not False
+            if not self._draining:
+                self.runtime.fetching = False
+            self._shutting_down = asyncio.get_running_loop().create_task(self._do_shut_down(seconds))
         # Shielded: a caller that is cancelled must not leave the engine half stopped.
         return await asyncio.shield(self._shutting_down)
 
-    async def _do_shut_down(self, seconds: float, drain: bool | None) -> StopReport:
+    async def _do_shut_down(self, seconds: float) -> StopReport:
         runtime = self.runtime
         before = (runtime.completed, runtime.failed)
-        self._state = EngineState.STOPPING
-        self.takes_dispatches = False
-        self._draining = drain is not False
         timed_out = False
         interrupted: tuple[str, ...] = ()
         abandoned: tuple[str, ...] = ()
@@ -424,6 +482,7 @@ class HostedEngine:
             await asyncio.sleep(0)
             runtime.unhost()
             self._state = EngineState.STOPPED
+            self._given_up = False
             self._shutting_down = None
             self._last_report = self._report(interrupted, abandoned, timed_out, before)
             if self._stop_requested is not None:
@@ -495,7 +554,13 @@ class HostedEngine:
         left: dict[str, int] = {}
         with self.runtime.lock:
             for queue in self.runtime.core.queues.values():
-                for state in (JobState.WAITING, JobState.PRIORITIZED, JobState.DELAYED, JobState.ACTIVE, JobState.WAITING_CHILDREN):
+                for state in (
+                    JobState.WAITING,
+                    JobState.PRIORITIZED,
+                    JobState.DELAYED,
+                    JobState.ACTIVE,
+                    JobState.WAITING_CHILDREN,
+                ):
                     count = len(queue.containers[state])
                     if count:
                         left[state.value.replace("-", "_")] = left.get(state.value.replace("-", "_"), 0) + count
@@ -546,6 +611,40 @@ def _running_loop() -> asyncio.AbstractEventLoop | None:
         return asyncio.get_running_loop()
     except RuntimeError:
         return None
+
+
+@contextlib.contextmanager
+def _runner() -> Iterator[asyncio.Runner]:
+    """
+    As `with asyncio.Runner()`, but nothing that a handler left behind can hold up its end.
+
+    A Runner waits without a limit for tasks that swallow their cancellation and for threads of `asyncio.to_thread`
+    (case C103). It also takes away the event loop that its thread had set before, unless it is given a factory.
+    """
+    runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
+    loop = runner.get_loop()
+    try:
+        yield runner
+    finally:
+        try:
+            loop.run_until_complete(_wind_down())
+        finally:
+            loop.close()  # lets go of the default executor without waiting for its threads
+
+
+async def _wind_down() -> None:
+    """Cancel what is left on this loop and let it clean up, for a moment."""
+    left = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in left:
+        task.cancel()
+    if left:
+        _, stubborn = await asyncio.wait(left, timeout=CANCEL_GRACE_S)
+        for task in stubborn:
+            # It was reported as abandoned; asyncio need not report it again when it is collected.
+            task._log_destroy_pending = False  # type: ignore[attr-defined]  # noqa: SLF001
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(CANCEL_GRACE_S):
+            await asyncio.get_running_loop().shutdown_asyncgens()
 
 
 @contextlib.contextmanager

@@ -46,7 +46,28 @@ CUSTOM_BACKOFF: Final = "custom"
 
 _COUNTER = re.compile(r"0|[1-9][0-9]*", re.ASCII)
 _RESERVED_IDS: Final = frozenset(
-    ["active", "wait", "waiting-children", "paused", "id", "delayed", "prioritized", "stalled-check", "completed", "failed", "stalled", "repeat", "limiter", "meta", "events", "pc", "marker", "de", "priority", "delay"]
+    [
+        "active",
+        "wait",
+        "waiting-children",
+        "paused",
+        "id",
+        "delayed",
+        "prioritized",
+        "stalled-check",
+        "completed",
+        "failed",
+        "stalled",
+        "repeat",
+        "limiter",
+        "meta",
+        "events",
+        "pc",
+        "marker",
+        "de",
+        "priority",
+        "delay",
+    ]
 )
 _RESERVED_PREFIXES: Final = ("0:", "de:", "dn:", "repeat:", "metrics:")
 _RESERVED_SUFFIXES: Final = (":lock", ":logs", ":dependencies", ":processed", ":failed", ":unsuccessful")
@@ -66,7 +87,9 @@ def check_job_id(id: Any) -> str:
     """
     if type(id) is not str:
         raise InvalidJobIdError(
-            f"job_id must be text, got {_show(id)}; use an explicit text such as 'invoice:42'", option="job_id", value=id
+            f"job_id must be text, got {_show(id)}; use an explicit text such as 'invoice:42'",
+            option="job_id",
+            value=id,
         )
     if not 0 < len(id) <= MAX_JOB_ID:
         raise InvalidJobIdError(
@@ -112,6 +135,16 @@ def check_page(start: Any, end: Any) -> None:
             )
 
 
+def check_schedule_id(id: Any) -> str:
+    """Id of a schedule: any text of 1 to 512 characters; its jobs get ids of their own from it."""
+    if type(id) is not str or not 0 < len(id) <= MAX_JOB_ID:
+        raise InvalidJobIdError(
+            f"id of a schedule must be text of 1 to {MAX_JOB_ID} characters, got {_show(id)}", option="id", value=id
+        )
+    _refuse_surrogates(id, "id", InvalidJobIdError)
+    return id
+
+
 def check_name(name: Any, what: str) -> str:
     """Name of a job, or of a queue (which must have no colon: BullMQ splits its keys there)."""
     if type(name) is not str:
@@ -119,7 +152,9 @@ def check_name(name: Any, what: str) -> str:
     if not name:
         raise InvalidOptionError(f"{what} must not be empty", option=what, value=name)
     if what == "queue" and ":" in name:
-        raise InvalidOptionError(f"queue name {name!r} must not contain a colon; use a dot or a dash", option=what, value=name)
+        raise InvalidOptionError(
+            f"queue name {name!r} must not contain a colon; use a dot or a dash", option=what, value=name
+        )
     _refuse_surrogates(name, what, InvalidOptionError)
     return name
 
@@ -129,7 +164,9 @@ def _refuse_surrogates(text: str, option: str, error: type[InvalidOptionError]) 
         text.encode("utf-8")
     except UnicodeEncodeError as broken:
         raise error(
-            f"{option} {text!r} has a lone surrogate, which is not text; decode it properly first", option=option, value=text
+            f"{option} {text!r} has a lone surrogate, which is not text; decode it properly first",
+            option=option,
+            value=text,
         ) from broken
 
 
@@ -205,7 +242,9 @@ def read_backoff(value: Any) -> core.Backoff:
             value=kind,
         )
     if "delay" not in value:
-        raise InvalidOptionError("backoff needs a delay, such as {'type': 'fixed', 'delay': '2s'}", option="backoff.delay")
+        raise InvalidOptionError(
+            "backoff needs a delay, such as {'type': 'fixed', 'delay': '2s'}", option="backoff.delay"
+        )
     limit = value.get("max_delay")
     return core.Backoff(
         type=kind,
@@ -242,7 +281,9 @@ def read_retention(value: Any, option: str) -> core.Retention:
     _keys(value, option, ("count", "age", "limit"))
     if value.get("count") is None and value.get("age") is None:
         what = "has neither count nor age" if value else "is an empty dict"
-        raise InvalidOptionError(f"{option} {what}; give count or age, or False to keep all", option=option, value=value)
+        raise InvalidOptionError(
+            f"{option} {what}; give count or age, or False to keep all", option=option, value=value
+        )
     return core.Retention(
         count=_whole(value["count"], f"{option}.count", 0) if value.get("count") is not None else None,
         age_s=_age_s(value["age"], f"{option}.age") if value.get("age") is not None else None,
@@ -296,16 +337,22 @@ class Deduplication:
 def _positive(value: Any, option: str) -> int:
     ms = parse_ms(value, option=f"deduplication.{option}")
     if ms == 0:
-        raise InvalidDurationError(f"deduplication.{option} must be more than 0", option=f"deduplication.{option}", value=value)
+        raise InvalidDurationError(
+            f"deduplication.{option} must be more than 0", option=f"deduplication.{option}", value=value
+        )
     return ms
 
 
 def _deduplication_id(id: Any) -> str:
     if type(id) is not str:
-        raise InvalidOptionTypeError(f"deduplication.id must be text, got {_show(id)}", option="deduplication.id", value=id)
+        raise InvalidOptionTypeError(
+            f"deduplication.id must be text, got {_show(id)}", option="deduplication.id", value=id
+        )
     if not id:
         raise InvalidOptionError(
-            "deduplication.id must not be empty: all such jobs would block each other", option="deduplication.id", value=id
+            "deduplication.id must not be empty: all such jobs would block each other",
+            option="deduplication.id",
+            value=id,
         )
     _refuse_surrogates(id, "deduplication.id", InvalidOptionError)
     return id
@@ -317,7 +364,9 @@ def read_deduplication(value: Any) -> Deduplication:
         return value
     if not isinstance(value, Mapping):
         raise InvalidOptionTypeError(
-            f"deduplication must be a Deduplication or a dict with an id, got {_show(value)}", option="deduplication", value=value
+            f"deduplication must be a Deduplication or a dict with an id, got {_show(value)}",
+            option="deduplication",
+            value=value,
         )
     _keys(value, "deduplication", ("id", "ttl", "extend", "replace", "reschedule", "keepLastIfActive"))
     rule = core.Deduplication(
@@ -406,7 +455,9 @@ def read_layer(given: Mapping[str, Any], where: str) -> Layer:
         InvalidOptionError: An unknown name, or a wrong value.
     """
     if not isinstance(given, Mapping):
-        raise InvalidOptionTypeError(f"{where} must be a dict of options, got {_show(given)}", option=where, value=given)
+        raise InvalidOptionTypeError(
+            f"{where} must be a dict of options, got {_show(given)}", option=where, value=given
+        )
     fields: dict[str, Any] = {}
     for option, value in given.items():
         reader = _READERS.get(option)

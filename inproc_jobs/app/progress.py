@@ -81,7 +81,7 @@ class Progress:
 
 
 def _rich_bar() -> Any:
-    """rich's progress bar, None where rich is not installed."""
+    """Rich's progress bar, None where rich is not installed."""
     try:
         progress = importlib.import_module("rich.progress")
         console = importlib.import_module("rich.console")

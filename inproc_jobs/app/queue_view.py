@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from inproc_jobs.app.options import MAX_PRIORITY, Duration, check_known_id, check_page
+from inproc_jobs.app.schedules import ScheduleView
 from inproc_jobs.app.views import JobView
 from inproc_jobs.core.core import Core
 from inproc_jobs.core.durations import parse_ms
@@ -81,7 +82,9 @@ class QueueView:
         for word in words:
             if word not in _STATE_WORDS:
                 raise InvalidOptionError(
-                    f"there is no state {word!r}; use {', '.join(state.value for state in STATES)}", option="states", value=word
+                    f"there is no state {word!r}; use {', '.join(state.value for state in STATES)}",
+                    option="states",
+                    value=word,
                 )
         return tuple(_STATE_WORDS[word].value for word in words)
 
@@ -107,6 +110,11 @@ class QueueView:
     def parked(self) -> list[JobView]:
         """Jobs from a store whose handler is missing; empty without a snapshot."""
         return []
+
+    def schedules(self) -> list[ScheduleView]:
+        """The schedules of this queue, by the moment of their pending run."""
+        with self._engine.runtime.lock:
+            return [ScheduleView.of(one, self.name) for one in self._engine.runtime.core.schedulers(self.record)]
 
     # --- changes ------------------------------------------------------------------------------------------------
 
@@ -224,7 +232,9 @@ class QueueView:
         check_known_id(id)
         if type(priority) is not int or not 0 <= priority <= MAX_PRIORITY:
             raise InvalidOptionTypeError(
-                f"priority must be a whole number from 0 to {MAX_PRIORITY}, got {priority!r}", option="priority", value=priority
+                f"priority must be a whole number from 0 to {MAX_PRIORITY}, got {priority!r}",
+                option="priority",
+                value=priority,
             )
         self._change(lambda core, queue, now_ms: core.change_priority(queue, id, priority, now_ms, lifo=lifo))
 
@@ -246,6 +256,14 @@ class QueueView:
             raise JobNotFoundError(f"there is no job {id!r} in queue {self.name!r}", id=id)
         data = self._engine.encode_for(record.name, payload)
         self._change(lambda core, queue, now_ms: core.update_data(queue, id, data))
+
+    async def remove_schedule(self, id: str) -> bool:
+        """End a schedule: its delayed run goes, one that is waiting or active goes on. False if there is none."""
+        return self.remove_schedule_sync(id)
+
+    def remove_schedule_sync(self, id: str) -> bool:
+        """As `remove_schedule`, from any thread."""
+        return self._change(lambda core, queue, now_ms: core.remove_scheduler(queue, id))
 
     async def drain(self, *, delayed: bool = False) -> int:
         """Remove all jobs that are waiting or prioritized, and delayed ones if asked to. Returns how many."""
@@ -291,7 +309,9 @@ class QueueView:
     def _clean(self, grace: Duration, limit: int, state: str) -> Iterator[list[str]]:
         grace_ms = parse_ms(grace, option="grace")
         if type(limit) is not int or limit < 0:
-            raise InvalidOptionTypeError(f"limit must be a whole number, 0 (all) or more, got {limit!r}", option="limit", value=limit)
+            raise InvalidOptionTypeError(
+                f"limit must be a whole number, 0 (all) or more, got {limit!r}", option="limit", value=limit
+            )
         word = self._states((state,))[0]
         left = limit
         while True:

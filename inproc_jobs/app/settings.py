@@ -13,7 +13,14 @@ from inproc_jobs.core.options import Limiter
 from inproc_jobs.core.states import JobState
 from inproc_jobs.errors import InvalidDurationError, InvalidOptionError, InvalidOptionTypeError
 
-__all__ = ["QueueSetting", "check_clock", "check_context_vars", "check_engine_number", "check_history", "read_queue_settings"]
+__all__ = [
+    "QueueSetting",
+    "check_clock",
+    "check_context_vars",
+    "check_engine_number",
+    "check_history",
+    "read_queue_settings",
+]
 
 _DEFAULT_HISTORY: Final = {JobState.COMPLETED: 1000, JobState.FAILED: 5000}
 _MAX_NUMBER: Final = 2**53
@@ -43,7 +50,9 @@ def check_history(given: Mapping[str, Any]) -> dict[JobState, int]:
     """`history`: {"completed": n, "failed": n}, n >= 0; what is not given has its default."""
     if not isinstance(given, Mapping):
         raise InvalidOptionTypeError(
-            f'history must be a dict such as {{"completed": 1000, "failed": 5000}}, got {_show(given)}', option="history", value=given
+            f'history must be a dict such as {{"completed": 1000, "failed": 5000}}, got {_show(given)}',
+            option="history",
+            value=given,
         )
     history = dict(_DEFAULT_HISTORY)
     for outcome, bound in given.items():
@@ -53,7 +62,9 @@ def check_history(given: Mapping[str, Any]) -> dict[JobState, int]:
             )
         if type(bound) is not int or bound < 0:
             raise InvalidOptionTypeError(
-                f"history[{outcome!r}] must be a whole number, 0 or more, got {_show(bound)}", option=f"history.{outcome}", value=bound
+                f"history[{outcome!r}] must be a whole number, 0 or more, got {_show(bound)}",
+                option=f"history.{outcome}",
+                value=bound,
             )
         history[JobState(outcome)] = bound
     return history
@@ -89,7 +100,9 @@ def read_queue_settings(given: Mapping[str, Mapping[str, Any]]) -> dict[str, Que
 def _setting(name: str, given: Any) -> QueueSetting:
     where = f"queues[{name!r}]"
     if not isinstance(given, Mapping):
-        raise InvalidOptionTypeError(f"{where} must be a dict of settings, got {_show(given)}", option=where, value=given)
+        raise InvalidOptionTypeError(
+            f"{where} must be a dict of settings, got {_show(given)}", option=where, value=given
+        )
     for key in given:
         if key not in ("concurrency", "limiter", "max_waiting"):
             raise InvalidOptionError(

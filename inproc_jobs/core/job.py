@@ -94,6 +94,8 @@ class Repeat(msgspec.Struct, frozen=True, kw_only=True):
         count: Which iteration this is; 0 before the first.
         priority, deduplication_id: What each iteration gets anew; a changed priority does not carry over.
         lifo: Each iteration that is due at once goes to the exit end.
+        catch_up: What becomes of moments that passed while nothing could run: "once" runs one of them late, as BullMQ
+            does; "all" runs each; "skip" runs none. Ours, stored on the job.
     """
 
     every: float | None = None
@@ -108,6 +110,7 @@ class Repeat(msgspec.Struct, frozen=True, kw_only=True):
     priority: int = 0
     deduplication_id: str | None = None
     lifo: bool = False
+    catch_up: str = "once"
 
 
 class JobExtra(msgspec.Struct):

@@ -159,7 +159,9 @@ class SchedulersFloor(AdministrationFloor):
         next_ms = matched or 0
         if every:
             offset = scheduler.offset if scheduler.offset is not None else repeat.offset
-            next_ms, _ = next_slot(scheduler.next_ms, every, now_ms, offset or 0, scheduler.repeat.start_ms)
+            # With "all" the next moment is looked for from the last one, however long ago that was.
+            now = scheduler.next_ms if repeat.catch_up == "all" else now_ms
+            next_ms, _ = next_slot(scheduler.next_ms, every, now, offset or 0, scheduler.repeat.start_ms)
         if producer.id != _iteration_id(scheduler):
             return None
         if f"repeat:{scheduler.id}:{next_ms}" in queue.index:
@@ -170,11 +172,65 @@ class SchedulersFloor(AdministrationFloor):
         following = msgspec.structs.replace(repeat, count=repeat.count + 1)
         return self._make_iteration(queue, scheduler, following, producer.opts, now_ms)
 
+    def start_iteration(self, queue: Queue, job: Job, now_ms: int, next_match: NextMatch | None = None) -> bool:
+        """
+        A scheduler's job has just become active: make the next one, and decide whether this one is run at all.
+
+        Returns:
+            False when its schedule skips what was missed, and the moment after this one has passed as well; the job is
+            removed then.
+
+        Cost: As `schedule_next`. Ours; with "once" and "all" this is BullMQ's rule alone.
+        """
+        repeat = job.extra.repeat if job.extra is not None else None
+        missed = repeat is not None and repeat.catch_up == "skip" and self._has_missed(repeat, job, now_ms, next_match)
+        self.schedule_next(queue, job, now_ms, next_match)
+        if missed:
+            queue.locks.pop(job.id, None)
+            self._drop(queue, job)
+            self.emit(queue, "removed", jobId=job.id, prev="active")
+        return not missed
+
+    @staticmethod
+    def _has_missed(repeat: Repeat, job: Job, now_ms: int, next_match: NextMatch | None) -> bool:
+        moment = _moment_of(job.id)
+        if repeat.every:
+            return moment + repeat.every <= now_ms
+        following = next_match(repeat, moment) if next_match is not None else None
+        return following is not None and following <= now_ms
+
+    def reschedule_all(self, now_ms: int, next_match: NextMatch) -> None:
+        """
+        The wall clock was set back: pending iterations that were planned from the wrong time are planned anew.
+
+        Cost: O(schedulers). Source: DESIGN 2.7; BullMQ would stay silent until the clock has caught up.
+        """
+        for queue in self.queues.values():
+            for scheduler in queue.schedulers.values():
+                job = queue.index.get(_iteration_id(scheduler))
+                if job is None or job.state is not JobState.DELAYED or job.extra is None or job.extra.repeat is None:
+                    continue
+                moment = self._moment_from(scheduler, now_ms, next_match)
+                if moment is not None and moment < scheduler.next_ms:
+                    repeat = job.extra.repeat
+                    self._destroy(queue, job)
+                    scheduler.next_ms = moment
+                    self._make_iteration(queue, scheduler, repeat, job.opts, now_ms)
+
+    @staticmethod
+    def _moment_from(scheduler: Scheduler, now_ms: int, next_match: NextMatch) -> int | None:
+        """The first moment of a schedule after now, in the phase it has."""
+        repeat = scheduler.repeat
+        earliest = int(max(now_ms, repeat.start_ms or 0))
+        if not repeat.every:
+            return next_match(repeat, earliest)
+        return scheduler.next_ms - math.floor((scheduler.next_ms - earliest - 1) / repeat.every) * int(repeat.every)
+
     @staticmethod
     def _next_by_pattern(repeat: Repeat, now_ms: int, previous_ms: int, next_match: NextMatch | None) -> int | None:
         if repeat.pattern is None or next_match is None:
             return None
-        base = max(now_ms, previous_ms)
+        base = previous_ms if repeat.catch_up == "all" and previous_ms else max(now_ms, previous_ms)
         if repeat.immediately:
             # The pattern is looked at all the same, so that a bad one is refused.
             next_match(repeat, base)

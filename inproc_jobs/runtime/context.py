@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from inproc_jobs.core.durations import to_datetime
+from inproc_jobs.runtime.json_values import decode_json
 
 if TYPE_CHECKING:
     from inproc_jobs.runtime.run import Run
@@ -148,6 +149,14 @@ class JobContext:
         """Append a line to the job's own log (`QueueView.logs`), trimmed to `keep_logs`. May be awaited, need not be."""
         self._run.add_log(line)
         return _DONE
+
+    def children_values(self) -> dict[str, Any]:
+        """Results of this job's children in a flow that have completed, by their full keys `bull:queue:id`."""
+        return {key: decode_json(data) for key, data in self._run.children().processed.items()}
+
+    def ignored_failures(self) -> dict[str, str]:
+        """Reasons of this job's children in a flow whose failure was ignored, by their full keys."""
+        return dict(self._run.children().ignored)
 
     def update_payload(self, value: Any) -> _Done:
         """

@@ -16,7 +16,7 @@ from contextvars import Context
 from inspect import isawaitable
 from typing import TYPE_CHECKING, Any, Final
 
-from inproc_jobs.core.job import Job
+from inproc_jobs.core.job import Children, Job
 from inproc_jobs.runtime.context import JobContext, bind_run
 from inproc_jobs.runtime.payloads import encode_json
 
@@ -99,6 +99,12 @@ class Run:
         """Append to the job's log, unless the run is over."""
         row, keep = str(line), self.job.opts.keep_logs
         self.worker.change(self, lambda core, queue, now_ms: core.add_log(queue, self.job.id, row, keep))
+
+    def children(self) -> Children:
+        """The job's side of a flow's links."""
+        runtime = self.worker.runtime
+        with runtime.lock:
+            return runtime.core.children_of(self.worker.queue, self.job.id)
 
     def update_payload(self, value: Any) -> None:
         """Replace the stored payload, unless the run is over."""

@@ -29,6 +29,7 @@ from inproc_jobs.core.queue import Queue
 from inproc_jobs.core.states import FINISHED_STATES, REMOVED
 from inproc_jobs.errors import EngineStoppedError, InprocJobsError
 from inproc_jobs.runtime.clock import Clock, ClockWatch
+from inproc_jobs.runtime.cron import next_match
 from inproc_jobs.runtime.failures import Failure
 from inproc_jobs.runtime.handlers import Handler
 from inproc_jobs.runtime.pacing import Pacer
@@ -120,12 +121,17 @@ class Runtime:
         if not last < now < last + 1000:
             step = self._watch.step_back_ms()
             if step:
-                self.core.shift_clock(-step)
-                self.wake_at_ms = math.inf
+                self._shift(now, step)
                 self.call_on_loop(self._on_timer)
-                self.log.warning("wall clock was set back", by_ms=step)
         self._last_ms = now
         return now
+
+    def _shift(self, now_ms: int, step_ms: int) -> None:
+        """Make up for a step back. Lock held."""
+        self.core.shift_clock(-step_ms)
+        self.core.reschedule_all(now_ms, next_match)
+        self.wake_at_ms = math.inf
+        self.log.warning("wall clock was set back", by_ms=step_ms)
 
     def arm_for(self, worker: QueueWorker, now_ms: int) -> None:
         """A worker found nothing: wake up when there may be something. Lock held, on the loop."""
@@ -152,8 +158,7 @@ class Runtime:
             self.wake_at_ms = math.inf
             step = self._watch.step_back_ms()
             if step:
-                self.core.shift_clock(-step)
-                self.log.warning("wall clock was set back", by_ms=step)
+                self._shift(self._read_clock(), step)
         for worker in list(self.workers.values()):
             worker.pump()
         self.check_idle()
@@ -301,6 +306,23 @@ class Runtime:
     def note_lag(self) -> None:
         """A summoned worker has got its turn: how long that took is how busy the host's loop is."""
         self.loop_lag_s = self.monotonic() - self._summoned_at
+
+    def summon_all(self) -> None:
+        """What was done to one queue may have made jobs of others ready (parents of flows). Lock held."""
+        for worker in self.workers.values():
+            if worker.queue.ready_count:
+                self.summon(worker)
+
+    def start_iteration(self, run: Run) -> bool:
+        """A scheduler's job is about to run: its next one is made first. False when it is skipped."""
+        with self.lock:
+            now_ms = self.now_ms()
+            wanted = self.core.start_iteration(run.worker.queue, run.job, now_ms, next_match)
+            self.arm_for(run.worker, now_ms)
+            news = self.has_news()
+        if news:
+            self.flush()
+        return wanted
 
     def came_back(self, run: Run) -> None:
         """An abandoned handler has ended after all; its thread or task is free again."""
@@ -459,6 +481,7 @@ class Runtime:
         """An operator changed a queue: its worker looks for work, and quiet may have come. Any thread, no lock."""
         with self.lock:
             self.summon(self.worker(name))
+            self.summon_all()
         self.flush()
         self.call_on_loop(self._rearm)
         self.call_on_loop(self.check_idle)

@@ -15,11 +15,17 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from inproc_jobs.core.core import Core
-from inproc_jobs.core.job import Job
+from inproc_jobs.core.job import Job, JobExtra
 from inproc_jobs.core.options import Limiter, WorkerOptions
 from inproc_jobs.core.queue import Queue
 from inproc_jobs.core.states import FAILED, REMOVED
-from inproc_jobs.errors import JobCommandError, JobTimeoutError, NoHandlerError, ResultNotStorableError
+from inproc_jobs.errors import (
+    JobCommandError,
+    JobTimeoutError,
+    NoHandlerError,
+    ResultNotStorableError,
+    UnrecoverableError,
+)
 from inproc_jobs.runtime import context as run_context
 from inproc_jobs.runtime.failures import Failure, Interrupted, PutBack, read_failure
 from inproc_jobs.runtime.handlers import Handler
@@ -147,11 +153,12 @@ class QueueWorker:
         runs = self.runs
         bindings = self._bindings
         monotonic = runtime.monotonic
-        run: Run | None = first
         me = asyncio.current_task()
         assert me is not None  # a runner is a task
+        following: Run | None = first
         tick = runtime.begin_slice()
-        while run is not None:
+        while following is not None:
+            run = following
             run.task = me
             runs[run] = None
             value: Any = None
@@ -159,54 +166,54 @@ class QueueWorker:
             try:
                 job = run.job
                 binding = bindings.get(job.name) or self._bind(job.name)
-                if job.extra is not None and job.extra.deferred_failure is not None:
-                    raise_deferred(job)
+                if job.extra is not None and self._is_not_to_run(run, job.extra):
+                    del runs[run]
+                    following = self._fetch()
+                    continue
                 if job.opts.timeout_ms is not None and binding.mode != "process":
                     self.start_timeout(run, job.opts.timeout_ms)
                 context = binding.context.copy()
-                if binding.on_loop:
-                    if context.run(begin, run, binding.fn, binding.decode, binding.wants_ctx):
-                        self._check_blocked(run, tick)
-                        self._summon_next()
-                        value = await drive(run, context)
-                        tick = runtime.begin_slice()
-                    else:
-                        value = run.value
-                else:
+                if not binding.on_loop:
                     value = await self._run_elsewhere(run, binding, context)
                     tick = runtime.begin_slice()
+                elif context.run(begin, run, binding.fn, binding.decode, binding.wants_ctx):
+                    self._check_blocked(run, tick)
+                    self._summon_next()
+                    value = await drive(run, context)
+                    tick = runtime.begin_slice()
+                else:
+                    value = run.value
             except BaseException as caught:  # noqa: BLE001  # whatever a handler raises ends its own job only
                 error = caught
             if run.timer is not None:
                 run.timer.cancel()
             if run.over:
                 # Given up earlier: the job has ended and the slot was handed on. Nothing here may touch either.
-                self.abandoned.pop(run, None)
                 runtime.came_back(run)
                 return
-            ended, run = run, None
-            if error is None and not ended.timed_out:
-                run = self._succeed(ended, value)
+            if error is None and not run.timed_out:
+                following = self._succeed(run, value)
             else:
-                run = await self._fail(ended, error)
+                following = await self._fail(run, error)
                 tick = runtime.begin_slice()
-            del runs[ended]
-            # A pending cancellation would hit the next job, so a runner that has one is replaced.
-            if me.cancelling() or me._must_cancel:  # type: ignore[attr-defined]  # set without a count by cancel+uncancel
+            del runs[run]
+            # A pending cancellation would hit the next job, so a runner that has one is replaced. The flag is also set
+            # without a count, by a handler that cancels its task and takes that back before it waits.
+            if me.cancelling() or me._must_cancel:  # type: ignore[attr-defined]  # noqa: SLF001  # not in the stubs
                 break
             now = monotonic()
             if now - tick > BLOCKED_S:
-                runtime.report_block(ended, now - tick)
+                runtime.report_block(run, now - tick)
             tick = now
             value = error = None
-            if run is not None and now >= runtime.slice_end:
+            if following is not None and now >= runtime.slice_end:
                 try:
                     tick = await runtime.give_way()
                 except asyncio.CancelledError:
                     break
         self.busy -= 1
-        if run is not None:
-            self._start_runner(run)
+        if following is not None:
+            self._start_runner(following)
         else:
             runtime.went_idle(self)
 
@@ -215,6 +222,17 @@ class QueueWorker:
         held = self.runtime.monotonic() - since
         if held > BLOCKED_S:
             self.runtime.report_block(run, held)
+
+    def _is_not_to_run(self, run: Run, extra: JobExtra) -> bool:
+        """
+        What has to be looked at before some jobs run: a schedule makes its next run, or skips this one.
+
+        Raises:
+            UnrecoverableError: The job was condemned while it waited (a failed child, too many stalls).
+        """
+        if extra.deferred_failure is not None:
+            raise UnrecoverableError(extra.deferred_failure)
+        return extra.scheduler_id is not None and not self.runtime.start_iteration(run)
 
     def _summon_next(self) -> None:
         """The running job waits: let the next one start if there is a slot."""
@@ -314,6 +332,8 @@ class QueueWorker:
             except JobCommandError as error:
                 return self._refused(run, error)
             runtime.completed += 1
+            if run.job.extra is not None:
+                runtime.summon_all()
             if job is None:
                 runtime.arm_for(self, now_ms)
             flush = core.events or core.ended
@@ -362,6 +382,7 @@ class QueueWorker:
             except JobCommandError as error:
                 return self._refused(run, error)
             final = job.state is FAILED or (job.state is REMOVED and job.finished_on is not None)
+            runtime.summon_all()
             if following_job is None:
                 runtime.arm_for(self, now_ms)
             flush = runtime.has_news()
@@ -483,11 +504,3 @@ class QueueWorker:
     def encode_payload(self, name: str, value: Any) -> bytes:
         """A payload as JSON text, by the type of the handler that will get it."""
         return (self._bindings.get(name) or self._bind(name)).handler.codec.encode(value)
-
-
-def raise_deferred(job: Job) -> None:
-    """A job that was condemned while it waited (a failed child, too many stalls) fails without being run."""
-    from inproc_jobs.errors import UnrecoverableError
-
-    assert job.extra is not None
-    raise UnrecoverableError(job.extra.deferred_failure)
