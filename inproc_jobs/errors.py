@@ -185,9 +185,7 @@ class JobFailedError(InprocJobsError):
         stacktrace: Stored stack traces, oldest first.
     """
 
-    def __init__(
-        self, id: str, name: str, queue: str, reason: str, stacktrace: tuple[str, ...] = ()
-    ) -> None:
+    def __init__(self, id: str, name: str, queue: str, reason: str, stacktrace: tuple[str, ...] = ()) -> None:
         super().__init__(f"job {id!r} ({name}) in queue {queue!r} failed: {reason}")
         self.id = id
         self.name = name
@@ -322,7 +320,7 @@ class UnrecoverableError(JobSignal):
     """Fail for good at once, whatever attempts are left."""
 
 
-class RetryLater(JobSignal):  # noqa: N818
+class RetryLater(JobSignal):
     """
     Run this job again after a delay, without using up an attempt (BullMQ: `moveToDelayed` and `DelayedError`).
 
@@ -335,7 +333,7 @@ class RetryLater(JobSignal):  # noqa: N818
         self.delay = delay
 
 
-class RateLimited(JobSignal):  # noqa: N818
+class RateLimited(JobSignal):
     """
     Put this job back and start no job of its queue until the delay is over; no attempt is used up.
 

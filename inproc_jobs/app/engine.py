@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 from inproc_jobs.app.bulk import Bulk
 from inproc_jobs.app.definition import DEFAULT_REGISTRY, JobDefinition, Registry
-from inproc_jobs.app.hosting import HostedEngine, RunSummary, StopReport
 from inproc_jobs.app.flows import FlowNode, FlowReceipt, PlannedFlow
+from inproc_jobs.app.hosting import HostedEngine, RunSummary, StopReport
 from inproc_jobs.app.options import (
     Deduplication,
     DispatchOptions,
@@ -51,6 +51,7 @@ from inproc_jobs.core import options as core_options
 from inproc_jobs.core.adding import Duplicate
 from inproc_jobs.core.durations import parse_ms, run_at_ms
 from inproc_jobs.core.job import ABSOLUTE_DUE, CUSTOM_ID, DUE_BITS, LIFO, Job
+from inproc_jobs.core.json_values import encode_json
 from inproc_jobs.core.options import JobOptions
 from inproc_jobs.core.queue import Queue
 from inproc_jobs.core.states import DELAYED, FAILED, REMOVED
@@ -67,7 +68,6 @@ from inproc_jobs.observe.logs import EngineLog
 from inproc_jobs.runtime.clock import Clock, SystemClock
 from inproc_jobs.runtime.cron import next_match
 from inproc_jobs.runtime.handlers import Handler
-from inproc_jobs.runtime.payloads import encode_json
 from inproc_jobs.runtime.ports import Strategy
 from inproc_jobs.runtime.runtime import Runtime
 from inproc_jobs.runtime.worker import QueueWorker

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import concurrent.futures
 import contextlib
 import contextvars
 import os
 import signal
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -43,6 +45,7 @@ CANCEL_GRACE_S: Final = 0.1
 """How long a cancelled handler may clean up once `shutdown_timeout` is over."""
 BLOCKED_GRACE_S: Final = 1.0
 """How long beyond its time a stop waits for a loop that does not answer, before it takes that loop for blocked."""
+_LOOK_EVERY_S: Final = 0.5
 
 
 class EngineState(Enum):
@@ -187,15 +190,7 @@ class HostedEngine:
             return self._stop_unhosted()
         if loop is asyncio.get_running_loop():
             return await self._shut_down(seconds, drain)
-        stopping = asyncio.run_coroutine_threadsafe(self._shut_down(seconds, drain), loop)
-        done, _ = await asyncio.wait((asyncio.wrap_future(stopping),), timeout=seconds + BLOCKED_GRACE_S)
-        if not done:
-            return self._give_up_loop()
-        thread = self._thread
-        if thread is not None:
-            await asyncio.to_thread(thread.join)
-            self._thread = None
-        return stopping.result()
+        return await asyncio.to_thread(self.stop, timeout, drain=drain)
 
     # --- a thread of its own ------------------------------------------------------------------------------------
 
@@ -258,17 +253,34 @@ class HostedEngine:
         if not loop.is_running() and self.runtime.loop_thread == threading.get_ident():
             # Hosted by `loop.run_until_complete(engine.astart())`: nobody but us would run that loop meanwhile.
             return loop.run_until_complete(self._shut_down(seconds, drain))
-        try:
-            report = asyncio.run_coroutine_threadsafe(self._shut_down(seconds, drain), loop).result(
-                seconds + BLOCKED_GRACE_S
-            )
-        except TimeoutError:
-            return self._give_up_loop()
+        report = self._shut_down_from_outside(loop, seconds, drain)
         thread = self._thread
-        if thread is not None and thread is not threading.current_thread():
+        if thread is not None and thread is not threading.current_thread() and not self._given_up:
             thread.join()
             self._thread = None
         return report
+
+    def _shut_down_from_outside(
+        self, loop: asyncio.AbstractEventLoop, seconds: float, drain: bool | None
+    ) -> StopReport:
+        """Have the loop shut the engine down and wait for it, but no longer than it may take."""
+        shutting_down = self._shut_down(seconds, drain)
+        try:
+            done = asyncio.run_coroutine_threadsafe(shutting_down, loop)
+        except RuntimeError:  # closed in this moment, after another thread has stopped the engine
+            shutting_down.close()
+            return self._last_report
+        end = time.monotonic() + seconds + BLOCKED_GRACE_S
+        while True:
+            try:
+                return done.result(_LOOK_EVERY_S)
+            except concurrent.futures.CancelledError:
+                return self._last_report
+            except TimeoutError:
+                if self._state is EngineState.STOPPED:  # by another thread; this call came too late for the loop
+                    return self._last_report
+                if time.monotonic() > end:
+                    return self._give_up_loop()
 
     def __enter__(self) -> Self:
         self.start()

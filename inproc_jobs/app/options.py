@@ -425,6 +425,13 @@ class Layer:
     delay_ms: int | None = None
 
 
+def _timeout_ms(value: Any) -> int:
+    ms = parse_ms(value, option="timeout", bare="refuse")
+    if ms == 0:
+        raise InvalidDurationError("timeout must be more than 0; leave it out for none", option="timeout", value=value)
+    return ms
+
+
 _READERS: Final[dict[str, tuple[str, Callable[[Any], Any]]]] = {
     "attempts": ("attempts", lambda v: _whole(v, "attempts", 1)),
     "backoff": ("backoff", read_backoff),
@@ -434,17 +441,10 @@ _READERS: Final[dict[str, tuple[str, Callable[[Any], Any]]]] = {
     "keep_logs": ("keep_logs", lambda v: _whole(v, "keep_logs", 0)),
     "size_limit": ("size_limit", lambda v: _whole(v, "size_limit", 1)),
     "stack_trace_limit": ("stack_trace_limit", lambda v: _whole(v, "stack_trace_limit", 0)),
-    "timeout": ("timeout_ms", lambda v: _timeout_ms(v)),
+    "timeout": ("timeout_ms", _timeout_ms),
     "priority": ("priority", lambda v: _whole(v, "priority", 0, MAX_PRIORITY)),
     "delay": ("delay_ms", lambda v: parse_ms(v, option="delay")),
 }
-
-
-def _timeout_ms(value: Any) -> int:
-    ms = parse_ms(value, option="timeout", bare="refuse")
-    if ms == 0:
-        raise InvalidDurationError("timeout must be more than 0; leave it out for none", option="timeout", value=value)
-    return ms
 
 
 def read_layer(given: Mapping[str, Any], where: str) -> Layer:

@@ -10,10 +10,10 @@ import msgspec
 
 from inproc_jobs.core.durations import parse_seconds
 from inproc_jobs.core.job import Job
+from inproc_jobs.core.json_values import decode_json
 from inproc_jobs.core.states import FINISHED_STATES, REMOVED, JobState
 from inproc_jobs.errors import JobFailedError, JobRemovedError, WouldDeadlockError
 from inproc_jobs.runtime.context import CURRENT_RUN
-from inproc_jobs.runtime.payloads import decode_json
 
 if TYPE_CHECKING:
     from inproc_jobs.app.engine import Engine

@@ -9,10 +9,10 @@ from typing import Any, Final, Literal, get_args
 from inproc_jobs.app.options import check_schedule_id
 from inproc_jobs.core.durations import parse_ms, run_at_ms, to_datetime
 from inproc_jobs.core.job import Repeat
+from inproc_jobs.core.json_values import decode_json
 from inproc_jobs.core.queue import Scheduler
 from inproc_jobs.errors import InvalidDurationError, InvalidOptionError, InvalidOptionTypeError
 from inproc_jobs.runtime.cron import next_match_ms
-from inproc_jobs.runtime.payloads import decode_json
 
 __all__ = ["CatchUp", "ScheduleView", "read_schedule"]
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from inproc_jobs.core.durations import to_datetime
 from inproc_jobs.core.job import Job
+from inproc_jobs.core.json_values import decode_json
 from inproc_jobs.core.states import JobState
-from inproc_jobs.runtime.payloads import decode_json
 
 if TYPE_CHECKING:
     from inproc_jobs.app.engine import Engine

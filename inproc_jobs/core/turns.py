@@ -117,14 +117,21 @@ class WorkerTurns:
         if self.limited_until_ms > now_ms:
             return None
         job = self.core.fetch(self.queue, now_ms, token, self.options)
-        return self._deliver(job, now_ms, token, told=True)
+        return self.deliver(job, now_ms, token, self.options)
 
-    def _deliver(self, job: Job | None, now_ms: int, token: Any, *, told: bool) -> Held | None:
-        """Remember what the answer said about limits, and make the next iteration of a scheduler's job."""
-        if job is None:
-            self.limited_until_ms = self.core.limited_until_ms(self.queue, now_ms, self.options) if told else 0
-            return None
+    def deliver(self, job: Job | None, now_ms: int, token: Any, asked_with: WorkerOptions | None) -> Held | None:
+        """
+        Take the answer to a request for work: remember what it said about limits, make a scheduler's next iteration.
+
+        Args:
+            job: What the core has started, if anything.
+            asked_with: Options with which it was asked; None where the answer says nothing about limits.
+        """
         self.limited_until_ms = 0
+        if job is None:
+            if asked_with is not None:
+                self.limited_until_ms = self.core.limited_until_ms(self.queue, now_ms, asked_with)
+            return None
         held = Held(job, token)
         return held if self._schedule_next(job, now_ms) else None
 
@@ -151,21 +158,34 @@ class WorkerTurns:
 
     # --- ending a job -------------------------------------------------------------------------------------------
 
-    def complete(self, held: Held, result: bytes, now_ms: int, token: Any, *, fetch_next: bool = False) -> Held | None:
+    def complete(
+        self, held: Held, result: bytes, now_ms: int, token: Any, *, taker: WorkerTurns | None = None
+    ) -> Held | None:
         """
-        Complete a job, with `fetch_next` take the next one in the same call.
+        Complete a job.
+
+        Args:
+            taker: Worker that takes the next job in the same call; None takes none. The call is made with the options
+                of this worker all the same, as BullMQ's job objects belong to the worker that delivered them.
 
         Raises:
             JobCommandError: What `Core.complete` raises.
         """
         following = self.core.complete(
-            self.queue, held.job.id, result, now_ms, token, worker=self.options, fetch_next=fetch_next
+            self.queue, held.job.id, result, now_ms, token, worker=self.options, fetch_next=taker is not None
         )
         held.job.attempts_made += 1
-        return self._deliver(following, now_ms, token, told=True) if fetch_next else None
+        return taker.deliver(following, now_ms, token, self.options) if taker is not None else None
 
     def fail(
-        self, held: Held, failure: Failure, now_ms: int, token: Any, *, fetch_next: bool = False, draw: float = 0.0
+        self,
+        held: Held,
+        failure: Failure,
+        now_ms: int,
+        token: Any,
+        *,
+        taker: WorkerTurns | None = None,
+        draw: float = 0.0,
     ) -> Held | None:
         """
         Fail an attempt; whether it is retried is up to what the job was when it was delivered.
@@ -192,14 +212,14 @@ class WorkerTurns:
             strategy_delay=strategy_delay,
             held=known,
             worker=self.options,
-            fetch_next=fetch_next,
+            fetch_next=taker is not None,
         )
         delay = self.core.retry_delay(known, self.options, failure.unrecoverable, draw, strategy_delay)
         job.attempts_made += 1
-        if not fetch_next or delay == 0:
+        if taker is None or delay == 0:
             return None
         # Only a final failure answers with what it knows of limits; a retry with a delay answers a job or nothing.
-        return self._deliver(following, now_ms, token, told=delay is None)
+        return taker.deliver(following, now_ms, token, self.options if delay is None else None)
 
     def _strategy_delay(self, job: Job, failure: Failure) -> float | None:
         """Ask the worker's own strategy where the job is going to be retried by one."""

@@ -9,9 +9,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from inproc_jobs.core.events import EVENT_NAMES, Event
+from inproc_jobs.core.json_values import decode_json
 from inproc_jobs.errors import InvalidOptionError, InvalidOptionTypeError
 from inproc_jobs.observe.logs import EngineLog
-from inproc_jobs.runtime.payloads import decode_json
 
 __all__ = ["EngineEvent", "EventStream", "Listener", "ListenerHub"]
 
@@ -82,18 +82,22 @@ class EventStream:
             self._events.popleft()
             self._missed += 1
         self._events.append(event)
-        waiter = self._waiter
+        waiter, self._waiter = self._waiter, None
         if waiter is not None:
-            # The reader may live in another loop than the engine.
-            waiter.get_loop().call_soon_threadsafe(_wake, waiter)
+            try:
+                # The reader may live in another loop than the engine.
+                waiter.get_loop().call_soon_threadsafe(_wake, waiter)
+            except RuntimeError:
+                # Its loop was closed before it could close the stream, so nobody reads any more.
+                self.close()
 
     async def get(self) -> EngineEvent:
         """The next event; waits for one."""
         while not self._events:
-            self._waiter = asyncio.get_running_loop().create_future()
+            waiter = self._waiter = asyncio.get_running_loop().create_future()
             if self._events:
                 break
-            await self._waiter
+            await waiter
         event = self._events.popleft()
         event.missed, self._missed = self._missed, 0
         return event
@@ -106,6 +110,14 @@ class EventStream:
 def _wake(waiter: asyncio.Future[None]) -> None:
     if not waiter.done():
         waiter.set_result(None)
+
+
+def _safe_repr(value: object) -> str:
+    """What the log says about something of the user's, whose `repr` may raise."""
+    try:
+        return repr(value)
+    except Exception:  # noqa: BLE001  # user code
+        return f"<{type(value).__name__}>"
 
 
 class ListenerHub:
@@ -125,20 +137,30 @@ class ListenerHub:
         """Call `listener` for events of that name, "*" for all; the answer unsubscribes."""
         if event != "*" and event not in EVENT_NAMES:
             raise InvalidOptionError(
-                f"there is no event {event!r}; use '*' or one of {', '.join(sorted(EVENT_NAMES))}", option="event", value=event
+                f"there is no event {event!r}; use '*' or one of {', '.join(sorted(EVENT_NAMES))}",
+                option="event",
+                value=event,
             )
         if not callable(listener):
-            raise InvalidOptionTypeError(f"listener must be callable, got {listener!r}", option="listener", value=listener)
+            raise InvalidOptionTypeError(
+                f"listener must be callable, got {listener!r}", option="listener", value=listener
+            )
         with self._lock:
             self._listeners.setdefault(event, []).append(listener)
 
+        subscribed = True
+
         def unsubscribe() -> None:
+            nonlocal subscribed
             with self._lock:
-                listeners = self._listeners.get(event, [])
-                if listener in listeners:
-                    listeners.remove(listener)
+                # Once: the same function may have been subscribed a second time, by somebody else.
+                if not subscribed:
+                    return
+                subscribed = False
+                listeners = self._listeners[event]
+                listeners.remove(listener)
                 if not listeners:
-                    self._listeners.pop(event, None)
+                    del self._listeners[event]
 
         return unsubscribe
 
@@ -175,15 +197,18 @@ class ListenerHub:
     def _call(self, listener: Listener, event: EngineEvent) -> None:
         try:
             answer = listener(event)
-        except Exception as error:  # noqa: BLE001  # user code
-            self._log.error("listener failed", listener=repr(listener), event_name=event.name, error=repr(error))
-            return
-        if isinstance(answer, Awaitable):
-            task = asyncio.ensure_future(answer)
-            self._tasks.add(task)
-            task.add_done_callback(self._done)
+            if isinstance(answer, Awaitable):
+                task = asyncio.ensure_future(answer)
+                self._tasks.add(task)
+                task.add_done_callback(self._done)
+        except (KeyboardInterrupt, SystemExit):
+            raise  # somebody wants the program to end
+        except BaseException as error:  # noqa: BLE001  # user code, and the next listener must hear of the event too
+            self._log.error(
+                "listener failed", listener=_safe_repr(listener), event_name=event.name, error=_safe_repr(error)
+            )
 
     def _done(self, task: asyncio.Future[Any]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and task.exception() is not None:
-            self._log.error("async listener failed", error=repr(task.exception()))
+            self._log.error("async listener failed", error=_safe_repr(task.exception()))

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import logging
 import sys
+from contextvars import copy_context
 from typing import Any, Final
-
-from inproc_jobs.runtime.context import log_variables
 
 __all__ = ["LOGGER_NAME", "EngineLog", "JobLogFilter"]
 
 LOGGER_NAME: Final = "inproc_jobs"
+_PREFIX: Final = "structlog_"
 _LEVELS: Final = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
 
@@ -71,8 +71,9 @@ class JobLogFilter(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Never drops a record."""
-        bound = log_variables()
+        # The runtime sets context variables of these names for each run, which is where structlog finds them too.
+        bound = {var.name: value for var, value in copy_context().items() if var.name.startswith(_PREFIX)}
         for key in ("job_id", "job_name", "queue", "attempt"):
             if not hasattr(record, key):
-                setattr(record, key, bound.get(key))
+                setattr(record, key, bound.get(_PREFIX + key))
         return True

@@ -8,12 +8,12 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from inproc_jobs.core.durations import to_datetime
-from inproc_jobs.runtime.json_values import decode_json
+from inproc_jobs.core.json_values import decode_json
 
 if TYPE_CHECKING:
     from inproc_jobs.runtime.run import Run
 
-__all__ = ["CURRENT_RUN", "JobContext", "log_variables"]
+__all__ = ["CURRENT_RUN", "JobContext", "bind_queue", "bind_run"]
 
 CURRENT_RUN: ContextVar[Run | None] = ContextVar("inproc_jobs_run", default=None)
 """The run whose handler is executing this code, in its threads too."""
@@ -24,15 +24,6 @@ _LOG_JOB_ID: ContextVar[Any] = ContextVar("structlog_job_id")
 _LOG_JOB_NAME: ContextVar[Any] = ContextVar("structlog_job_name")
 _LOG_QUEUE: ContextVar[Any] = ContextVar("structlog_queue")
 _LOG_ATTEMPT: ContextVar[Any] = ContextVar("structlog_attempt")
-
-
-def log_variables() -> dict[str, Any]:
-    """`job_id`, `job_name`, `queue` and `attempt` of the run this code belongs to; empty outside of a run."""
-    run = CURRENT_RUN.get()
-    if run is None:
-        return {}
-    job = run.job
-    return {"job_id": job.id, "job_name": job.name, "queue": run.queue_name, "attempt": run.attempt}
 
 
 def bind_queue(queue: str, name: str) -> None:

@@ -18,7 +18,6 @@ from inproc_jobs.runtime.tracebacks import reason_of, trace_of
 
 if TYPE_CHECKING:
     from inproc_jobs.runtime.run import Run
-    from inproc_jobs.runtime.runtime import Runtime
 
 __all__ = ["Failure", "Interrupted", "PutBack", "read_failure"]
 
@@ -59,7 +58,7 @@ class Interrupted:
     __slots__ = ()
 
 
-def read_failure(error: BaseException, run: Run, runtime: Runtime) -> Failure | PutBack | Interrupted:
+def read_failure(error: BaseException, run: Run) -> Failure | PutBack | Interrupted:
     """
     Tell a failure from a wish.
 

@@ -26,8 +26,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from inproc_jobs.errors import InvalidHandlerError, InvalidPayloadError
-from inproc_jobs.runtime.json_values import (
+from inproc_jobs.core.json_values import (
     MAX_NESTING,
     Path,
     circular,
@@ -38,6 +37,7 @@ from inproc_jobs.runtime.json_values import (
     too_deep,
     type_text,
 )
+from inproc_jobs.errors import InvalidHandlerError, InvalidPayloadError
 from inproc_jobs.runtime.round_trip import differs_in_form, first_not_finite, parts
 
 __all__ = ["MAX_NESTING", "UNTYPED", "Codec", "codec_for", "decode_json", "encode_json"]

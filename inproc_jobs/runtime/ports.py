@@ -11,7 +11,7 @@ from inproc_jobs.runtime.handlers import Handler
 
 __all__ = ["Handlers", "Listeners", "Log", "Strategy"]
 
-Strategy = Callable[[int, BaseException, Job], "float | None | Awaitable[float | None]"]
+Strategy = Callable[[int, BaseException, Job], "float | Awaitable[float | None] | None"]
 """A custom backoff: (attempts made, error, job) -> ms until the next attempt, None for no retry."""
 
 
@@ -35,10 +35,14 @@ class Listeners(Protocol):
 class Log(Protocol):
     """Where the engine says what its operator should know; `event` is a fixed text, the rest are fields."""
 
-    def debug(self, event: str, **fields: Any) -> None: ...
+    def debug(self, event: str, **fields: Any) -> None:
+        """For those who look for a fault of the engine itself."""
 
-    def info(self, event: str, **fields: Any) -> None: ...
+    def info(self, event: str, **fields: Any) -> None:
+        """Worth knowing, nothing to do."""
 
-    def warning(self, event: str, **fields: Any) -> None: ...
+    def warning(self, event: str, **fields: Any) -> None:
+        """Somebody should look."""
 
-    def error(self, event: str, **fields: Any) -> None: ...
+    def error(self, event: str, **fields: Any) -> None:
+        """Work was not done."""

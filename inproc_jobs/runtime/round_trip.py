@@ -15,8 +15,8 @@ from math import isfinite
 from types import NoneType
 from typing import Any, Final
 
+from inproc_jobs.core.json_values import Path, exact_twin, not_finite, refusal, type_text
 from inproc_jobs.errors import InvalidPayloadError
-from inproc_jobs.runtime.json_values import Path, exact_twin, not_finite, refusal, type_text
 
 __all__ = ["differs_in_form", "field_names", "first_not_finite", "parts"]
 

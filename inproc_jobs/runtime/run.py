@@ -17,8 +17,8 @@ from inspect import isawaitable
 from typing import TYPE_CHECKING, Any, Final
 
 from inproc_jobs.core.job import Children, Job
+from inproc_jobs.core.json_values import encode_json
 from inproc_jobs.runtime.context import JobContext, bind_run
-from inproc_jobs.runtime.payloads import encode_json
 
 if TYPE_CHECKING:
     import asyncio

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from inproc_jobs.core.core import Core
 from inproc_jobs.core.job import Job, JobExtra
+from inproc_jobs.core.json_values import encode_json
 from inproc_jobs.core.options import Limiter, WorkerOptions
 from inproc_jobs.core.queue import Queue
 from inproc_jobs.core.states import FAILED, REMOVED
@@ -29,7 +30,6 @@ from inproc_jobs.errors import (
 from inproc_jobs.runtime import context as run_context
 from inproc_jobs.runtime.failures import Failure, Interrupted, PutBack, read_failure
 from inproc_jobs.runtime.handlers import Handler
-from inproc_jobs.runtime.payloads import encode_json
 from inproc_jobs.runtime.run import BLOCKED_S, Run, Stored, begin, call_plain, drive, start_coroutine
 from inproc_jobs.runtime.tracebacks import trace_of
 
@@ -347,7 +347,7 @@ class QueueWorker:
             timeout = run.job.opts.timeout_ms
             error = JobTimeoutError(f"attempt {run.attempt} took longer than its timeout of {timeout} ms")
         assert error is not None
-        outcome = read_failure(error, run, self.runtime)
+        outcome = read_failure(error, run)
         if isinstance(outcome, PutBack | Interrupted):
             return self._put_back(run, outcome)
         delay: float | None = None
@@ -434,6 +434,7 @@ class QueueWorker:
     # --- timeouts and giving up ---------------------------------------------------------------------------------
 
     def start_timeout(self, run: Run, timeout_ms: int) -> None:
+        """The attempt has begun: end it when its time is over."""
         assert self.runtime.loop is not None
         run.timer = self.runtime.loop.call_later(timeout_ms / 1000, self._on_timeout, run)
 

@@ -23,7 +23,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from inproc_jobs.errors import InvalidPayloadError
-from inproc_jobs.runtime.json_values import MAX_NESTING, decode_json, encode_json
+from inproc_jobs.core.json_values import MAX_NESTING, decode_json, encode_json
 
 
 class Size(enum.StrEnum):
