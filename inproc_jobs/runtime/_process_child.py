@@ -27,10 +27,11 @@ from collections.abc import Callable
 from contextvars import ContextVar
 from datetime import timedelta
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict, cast
+from typing import TYPE_CHECKING, Any, Final, Literal, NotRequired, TypedDict, cast
 
 import msgspec
 
+from inproc_jobs.core.job import Children
 from inproc_jobs.errors import InvalidHandlerError, RateLimited, RetryLater, UnrecoverableError
 from inproc_jobs.runtime.context import JobContext
 from inproc_jobs.runtime.handlers import Handler, inspect_handler
@@ -49,7 +50,12 @@ __all__ = ["main"]
 
 
 class RunMeta(TypedDict):
-    """What the context of a run in another process is made from."""
+    """
+    What the context of a run in another process is made from.
+
+    A job with children brings along what has become of them: `processed` (results as JSON text) and `ignored` (reasons),
+    by child key. They are as they were when the attempt started.
+    """
 
     id: str
     name: str
@@ -58,6 +64,8 @@ class RunMeta(TypedDict):
     max_attempts: int
     due_ms: int
     late_by_ms: int
+    processed: NotRequired[dict[str, bytes]]
+    ignored: NotRequired[dict[str, str]]
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -187,6 +195,7 @@ class _ChildRun:
         self.queue_name = meta["queue"]
         self.attempt = meta["attempt"]
         self.due_ms = meta["due_ms"]
+        self._children = Children(processed=meta.get("processed", {}), ignored=meta.get("ignored", {}))
         self._pipe = pipe
         self._handler = handler
         self._lock = threading.Lock()
@@ -215,6 +224,9 @@ class _ChildRun:
 
     def update_payload(self, value: Any) -> None:
         self._say("update_payload", self._handler.codec.encode(value))
+
+    def children(self) -> Children:
+        return self._children
 
     def finish(self) -> None:
         """Whatever threads of the handler still say belongs to no run."""

@@ -181,25 +181,12 @@ class _Worker:
         """Close the pipe: a child without work ends."""
         self._connection.close()
 
-    def wait_gone(self, timeout_ms: int) -> bool:
-        """Wait for the end of the process, and collect it."""
-        # Not by Process.join: that takes the closing of an inherited pipe for the end of the process and then waits
-        # without a limit, so a handler that closes all files would hold it for as long as it lives.
-        waited_ms, pause_ms = 0, 1
-        while not self.is_gone:
-            if waited_ms >= timeout_ms:
-                return False
-            time.sleep(pause_ms / 1000)
-            waited_ms += pause_ms
-            pause_ms = min(2 * pause_ms, 50)
-        return True
-
-    def dispose(self) -> None:
+    def dispose(self, farewell_ms: int = FAREWELL_MS) -> None:
         """Get rid of process and pipe: no zombie, no open file. The only road out of existence."""
         self.hang_up()
-        if not self.wait_gone(FAREWELL_MS):
+        if not _wait_gone([self], farewell_ms):
             self.kill()
-            self.wait_gone(KILL_TIMEOUT_MS)
+            _wait_gone([self], KILL_TIMEOUT_MS)
         with self._lock:
             self._disposed = True
             try:
@@ -353,7 +340,7 @@ class ProcessCall:
 
     def _death(self, worker: _Worker) -> ProcessDiedError:
         """Why a process is gone. One that closed its pipe and lives on counts as gone, too."""
-        worker.wait_gone(FAREWELL_MS)
+        _wait_gone([worker], FAREWELL_MS)
         if worker.killed:
             return self.death_on_request()
         code = worker.exit_code
@@ -476,8 +463,9 @@ class ProcessHost:
             left = self._workers.difference(idle) if self._taken else set()
         for worker in left:
             worker.kill()
+        _wait_gone(idle, FAREWELL_MS)
         for worker in idle:
-            worker.dispose()
+            worker.dispose(0)
         with self._changed:
             self._workers.difference_update(idle)
             self._changed.wait_for(lambda: not self._taken, KILL_TIMEOUT_MS / 1000)
@@ -594,6 +582,20 @@ def _describe_exit(code: int | None) -> str:
     return f"killed by {name}{hint}, exit code {code}"
 
 
+def _wait_gone(workers: list[_Worker], timeout_ms: int) -> bool:
+    """Wait for the end of processes, and collect them."""
+    # Not by Process.join: that takes the closing of an inherited pipe for the end of the process and then waits without
+    # a limit, so a handler that closes all files would hold it for as long as it lives.
+    waited_ms, pause_ms = 0, 1
+    while not all(worker.is_gone for worker in workers):
+        if waited_ms >= timeout_ms:
+            return False
+        time.sleep(pause_ms / 1000)
+        waited_ms += pause_ms
+        pause_ms = min(2 * pause_ms, 50)
+    return True
+
+
 def _exists(pid: int | None) -> bool:
     assert pid is not None  # only asked about processes that were started
     try:
@@ -607,8 +609,7 @@ def _kill_all(workers: set[_Worker]) -> None:
     """At exit, or when the host was forgotten."""
     for worker in list(workers):
         worker.kill()
-    for worker in list(workers):
-        worker.wait_gone(KILL_TIMEOUT_MS)
+    _wait_gone(list(workers), KILL_TIMEOUT_MS)
 
 
 @contextmanager
