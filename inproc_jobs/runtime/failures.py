@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from inproc_jobs.core.durations import parse_ms
 from inproc_jobs.errors import (
     InvalidDurationError,
+    NoHandlerError,
     RateLimited,
     ResultNotStorableError,
     RetryLater,
@@ -75,7 +76,8 @@ def read_failure(error: BaseException, run: Run) -> Failure | PutBack | Interrup
         except InvalidDurationError as wrong:
             wrong.__cause__ = error
             return Failure(wrong, unrecoverable=True)
-    if isinstance(error, ResultNotStorableError):
+    # Neither is cured by another attempt: the work was done, or nobody is there to do it (DESIGN 4, "No handler").
+    if isinstance(error, ResultNotStorableError | NoHandlerError):
         return Failure(error, unrecoverable=True)
     names = {cls.__name__ for cls in type(error).__mro__}
     return Failure(error, unrecoverable=isinstance(error, UnrecoverableError) or "UnrecoverableError" in names)
