@@ -120,8 +120,9 @@ class _Plan:
 class _Handlers:
     """The runtime's way to the registry."""
 
-    def __init__(self, registry: Registry) -> None:
+    def __init__(self, registry: Registry, default_queue: str) -> None:
         self._registry = registry
+        self._default_queue = default_queue
 
     def handler(self, name: str) -> Handler | None:
         job = self._registry.get(name)
@@ -132,7 +133,7 @@ class _Handlers:
         given = None if job is None else job.strategy
         if given is None:
             return None
-        queue = "" if job is None else job.queue or ""
+        queue = self._default_queue if job is None else job.queue or self._default_queue
         return lambda attempts_made, error, record: given(attempts_made, error, JobView(record, queue))
 
 
@@ -197,7 +198,7 @@ class Engine(HostedEngine):
         self._warned: set[str] = set()
         runtime = Runtime(
             clock or SystemClock(),
-            _Handlers(self.registry),
+            _Handlers(self.registry, self._default_queue),
             self._hub,
             self._log,
             concurrency=concurrency,

@@ -214,7 +214,7 @@ async def test_remove_on_fail_in_all_forms(world: World) -> None:
     }
     for name, (retention, readable, free) in expected.items():
         job = world.recorder(name, remove_on_fail=retention, queue=name)
-        job.script = [ValueError("always")] * 2
+        job.script = [ValueError("always"), ValueError("always")]
         engine = world.engine()
         async with engine:
             await finish(await job.dispatch(None, job_id="x"))
@@ -275,7 +275,7 @@ async def test_history_is_bounded_per_queue_and_outcome(world: World) -> None:
     """`history` bounds what stays readable, oldest first out, each queue and outcome for itself."""
     good, bad = world.recorder("good"), world.recorder("bad")
     other = world.recorder("other", queue="other")
-    bad.script = [ValueError("no")] * 10
+    bad.script = [ValueError("no") for _ in range(10)]
     engine = world.engine(history={"completed": 3, "failed": 2})
     async with engine:
         for number in range(5):
