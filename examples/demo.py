@@ -107,7 +107,8 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=60.0, help="play only the first seconds of the recording")
     arguments = parser.parse_args()
     for stop in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(stop, signal.default_int_handler)  # a closed terminal or `kill` cleans up as Ctrl-C does
+        # A closed terminal and `kill` clean up as Ctrl-C does, whose handler asyncio replaces with its own in between.
+        signal.signal(stop, lambda *_: signal.raise_signal(signal.SIGINT))
     try:
         with tempfile.TemporaryDirectory(prefix="month-end-") as folder:
             return run(Path(folder), Console(highlight=False), arguments.seconds)

@@ -51,8 +51,10 @@ def self_check() -> None:
     client = create_app().test_client()
     for _ in range(2):
         print(client.post("/reports/2026").json)
-    while (answer := client.get("/reports/2026").json)["state"] != "completed":
+    answer: Any = {}
+    while answer.get("state") != "completed":
         time.sleep(0.02)
+        answer = client.get("/reports/2026").json
     print(answer)
 
 

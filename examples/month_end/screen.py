@@ -50,7 +50,9 @@ class Screen:
             self._print_line(tally, status)
             return
         self._bar.update(self._task, completed=tally.received)
-        self._live.update(Group(self._bar, Padding(queues_table(tally, status), (1, 2))), refresh=True)
+        self._live.update(
+            Group(self._bar, Padding(queues_table(tally, status), (1, 2, 0, 2), expand=False)), refresh=True
+        )
 
     def _print_line(self, tally: Tally, status: dict[str, Any]) -> None:
         now = time.monotonic()
@@ -107,9 +109,11 @@ def print_summary(console: Console, tally: Tally, retries: int, checks: list[Che
     """The table at the end, and below it what was checked."""
     rows = summary_rows(tally, retries)
     if not console.is_terminal:
+        print()
         for name, value in rows:
             print(f"{name:<28}{value:>10}")
     else:
+        console.print()
         table = Table(show_header=False, title="Summary", title_justify="left", title_style="bold")
         table.add_column()
         table.add_column(justify="right", style="bold")

@@ -167,14 +167,15 @@ def alive(group: int) -> bool:
 
 
 @contextmanager
-def demo(*arguments: str, examples: Path = EXAMPLES) -> Iterator[subprocess.Popen[str]]:
-    """Start the demo in a process group of its own, piped; nothing of it outlives the block."""
+def demo(folder: Path, *arguments: str, examples: Path = EXAMPLES) -> Iterator[subprocess.Popen[str]]:
+    """Start the demo in a process group of its own, piped; its files go into the folder."""
     process = subprocess.Popen(
         [sys.executable, str(examples / "demo.py"), *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        env=os.environ | {"TMPDIR": str(folder)},
     )
     try:
         yield process
@@ -186,9 +187,9 @@ def demo(*arguments: str, examples: Path = EXAMPLES) -> Iterator[subprocess.Pope
 
 @pytest.mark.slow
 @unix_only
-def test_demo_runs_by_itself_and_everything_is_done_once() -> None:
+def test_demo_runs_by_itself_and_everything_is_done_once(tmp_path: Path) -> None:
     """All deliveries, within a minute: plain lines in a pipe, the summary, exit code 0, no process left."""
-    with demo() as process:
+    with demo(tmp_path) as process:
         out, err = process.communicate(timeout=60)
         assert process.returncode == 0, out + err
         assert not alive(process.pid)
@@ -196,7 +197,7 @@ def test_demo_runs_by_itself_and_everything_is_done_once() -> None:
     assert "\x1b" not in out
     assert "\r" not in out
 
-    figures = dict(re.findall(r"^ *(\D+?) {2,}([\d,]+)$", out.replace(",", ""), re.MULTILINE))
+    figures = dict(re.findall(r"^ *([^\d\n]+?) {2,}(\d+)$", out.replace(",", ""), re.MULTILINE))
     received, created, ignored = (
         int(figures[name]) for name in ("deliveries received", "jobs created", "duplicates ignored")
     )
@@ -227,7 +228,7 @@ def test_demo_can_fail(tmp_path: Path) -> None:
     assert places == 2
     app.write_text(spoiled, encoding="utf-8")
 
-    with demo("--seconds", "5", examples=tmp_path) as process:
+    with demo(tmp_path, "--seconds", "5", examples=tmp_path) as process:
         out, err = process.communicate(timeout=60)
     assert process.returncode == 1, out + err
     assert re.search(
@@ -238,27 +239,28 @@ def test_demo_can_fail(tmp_path: Path) -> None:
 @pytest.mark.slow
 @unix_only
 @pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGTERM])
-def test_demo_cleans_up_when_stopped(kind: signal.Signals) -> None:
+def test_demo_cleans_up_when_stopped(kind: signal.Signals, tmp_path: Path) -> None:
     """Ctrl-C or kill: exit code 130, no traceback, and the server is down as well, so its port is free."""
-    with demo() as process:
+    with demo(tmp_path) as process:
         assert process.stdout is not None
         while "deliveries: " not in process.stdout.readline():
-            assert process.poll() is None
+            assert process.poll() is None, process.communicate()
         process.send_signal(kind)  # to the demo alone, not to the server
         _, err = process.communicate(timeout=15)
         assert not alive(process.pid)
     assert process.returncode == 130
     assert err == "\nStopped; the server is down as well.\n"
+    assert not list(tmp_path.iterdir()), "files left behind"
 
 
 @pytest.mark.slow
 @unix_only
-def test_the_server_does_not_outlive_a_killed_demo() -> None:
+def test_the_server_does_not_outlive_a_killed_demo(tmp_path: Path) -> None:
     """SIGKILL leaves the demo no chance to clean up; the server notices and ends by itself."""
-    with demo() as process:
+    with demo(tmp_path) as process:
         assert process.stdout is not None
         while "deliveries: " not in process.stdout.readline():
-            assert process.poll() is None
+            assert process.poll() is None, process.communicate()
         process.kill()
         process.wait(5)
         deadline = time.monotonic() + 15

@@ -69,13 +69,13 @@ def test_debounce() -> None:
 def test_cli_tool_fetches_everything() -> None:
     """300 pages of which every seventh fails at first: all are fetched, with one retry for each of those."""
     ended = run("cli_tool.py")
-    assert ended.stdout.splitlines()[-1] == "300 of 300 pages fetched, 42 retries, 0 failed"
+    assert ended.stdout.splitlines()[-1] == "300 of 300 pages fetched, 344 kB, 42 retries"
 
 
 def test_cli_tool_reports_what_is_missing() -> None:
     """Pages that do not exist are named, are not retried, and make the exit code 1."""
     ended = run("cli_tool.py", "--count", "20", "--missing", "3", exit_code=1)
-    assert ended.stdout.splitlines()[-1] == "17 of 20 pages fetched, 2 retries, 3 failed"
+    assert ended.stdout.splitlines()[-1] == "17 of 20 pages fetched, 17 kB, 2 retries"
     missing = [re.search(r"page/(\d+) does not exist", line) for line in ended.stderr.splitlines()]
     assert sorted(match[1] for match in missing if match) == ["0", "1", "2"]
 
