@@ -192,9 +192,11 @@ class JobDefinition(Generic[P, R]):
                 },
                 "dispatch",
             )
-        return self._engine().submit(
-            self, payload, job_id, delay, run_at, priority, lifo, deduplication, timestamp, layer
-        )
+        engine = self._engine()
+        receipt = engine.submit(self, payload, job_id, delay, run_at, priority, lifo, deduplication, timestamp, layer)
+        if engine.settles:
+            await engine.settle()
+        return receipt
 
     def dispatch_sync(self, payload: P, **options: Unpack[DispatchOptions]) -> DispatchedJob[R]:
         """As `dispatch`, from any thread; inside a running loop too, since it does not block."""
@@ -213,7 +215,11 @@ class JobDefinition(Generic[P, R]):
         Raises:
             As `dispatch`, for the first pair that is wrong (its index is in the message); nothing was added then.
         """
-        return await self._engine().submit_many(self, jobs)
+        engine = self._engine()
+        receipts = await engine.submit_many(self, jobs)
+        if engine.settles:
+            await engine.settle()
+        return receipts
 
     def dispatch_many_sync(self, jobs: Iterable[tuple[P, DispatchOptions | None]]) -> list[DispatchedJob[R]]:
         """As `dispatch_many`, from any thread."""

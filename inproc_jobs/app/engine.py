@@ -68,7 +68,7 @@ from inproc_jobs.observe.logs import EngineLog
 from inproc_jobs.runtime.clock import Clock, SystemClock
 from inproc_jobs.runtime.cron import next_match
 from inproc_jobs.runtime.handlers import Handler
-from inproc_jobs.runtime.ports import Strategy
+from inproc_jobs.runtime.ports import Handlers, Strategy
 from inproc_jobs.runtime.runtime import Runtime
 from inproc_jobs.runtime.worker import QueueWorker
 
@@ -117,7 +117,7 @@ class _Plan:
         self.is_plain = self.opts.size_limit is None and not captures
 
 
-class _Handlers:
+class RegistryHandlers:
     """The runtime's way to the registry."""
 
     def __init__(self, registry: Registry, default_queue: str) -> None:
@@ -188,7 +188,7 @@ class Engine(HostedEngine):
                 f"registry must be a Registry(), got {type(registry).__name__}", option="registry", value=registry
             )
         self.registry = DEFAULT_REGISTRY if registry is None else registry
-        self._default_queue = check_name(default_queue, "queue")
+        self.default_queue = check_name(default_queue, "queue")
         self._defaults = read_layer({} if default_job_options is None else default_job_options, "default_job_options")
         self._history = check_history({}) if history is None else check_history(history)
         self._context_vars = check_context_vars(context_vars)
@@ -198,7 +198,7 @@ class Engine(HostedEngine):
         self._warned: set[str] = set()
         runtime = Runtime(
             clock or SystemClock(),
-            _Handlers(self.registry, self._default_queue),
+            self._make_handlers(),
             self._hub,
             self._log,
             concurrency=concurrency,
@@ -213,6 +213,10 @@ class Engine(HostedEngine):
             runtime.add_worker(name, setting.concurrency, setting.limiter)
         self.registry.serve(self)
 
+    def _make_handlers(self) -> Handlers:
+        """The runtime's way to the handlers."""
+        return RegistryHandlers(self.registry, self.default_queue)
+
     def _prepare_queue(self, queue: Queue) -> None:
         """A queue came into being: give it the facade's rules, as data."""
         queue.history = self._history
@@ -221,6 +225,12 @@ class Engine(HostedEngine):
     def __repr__(self) -> str:
         return f"<Engine {self._state.value}, queues {', '.join(self.runtime.core.queues) or '(none yet)'}>"
 
+    settles = False
+    """Whether an awaited dispatch returns only after `settle`."""
+
+    async def settle(self) -> None:
+        """What an awaited dispatch waits for where `settles` is set."""
+
     # --- dispatching --------------------------------------------------------------------------------------------
 
     def _plan(self, job: JobDefinition[Any, Any]) -> _Plan:
@@ -228,7 +238,7 @@ class Engine(HostedEngine):
         if plan is None:
             base = merge(job.layer, self._defaults)
             with self.runtime.lock:
-                worker = self.runtime.worker(job.queue or self._default_queue)
+                worker = self.runtime.worker(job.queue or self.default_queue)
             plan = self._plans[job] = _Plan(job, base, worker, bool(self._context_vars))
             self._warn_idle_backoff(job.name, plan.opts)
         return plan

@@ -20,7 +20,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
 from inproc_jobs.app.progress import Progress
@@ -351,8 +351,9 @@ class HostedEngine:
 
     def run_forever(self) -> StopReport:
         """
-        Run jobs until Ctrl-C or SIGTERM: the first stops gracefully, a second at once. Signal handlers are those of the
-        time before once it returns; the exit code is the caller's.
+        Run jobs until Ctrl-C or SIGTERM: the first stops gracefully, a second at once. While a handler blocks the loop,
+        one more after a second or so interrupts that handler. Signal handlers are those of the time before once it
+        returns; the exit code is the caller's.
 
         Raises:
             BlockingCallError: A loop runs in this thread.
@@ -421,6 +422,24 @@ class HostedEngine:
         self.takes_dispatches = True
         self._hurry_event = asyncio.Event()
         self.runtime.host(loop)
+
+    def host_for_test(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Host on a loop without taking jobs yet; the test kit says when."""
+        self._state = EngineState.RUNNING
+        self._hurry_event = asyncio.Event()
+        self.runtime.host(loop, fetching=False)
+
+    def vanish(self) -> None:
+        """As if the process had been killed: no end of any run counts any more, nobody is told, nothing is reported."""
+        runtime = self.runtime
+        for worker in runtime.workers.values():
+            worker.drop_runs()
+        if runtime.loop is not None:
+            runtime.unhost()
+        runtime.fetching = False
+        self._state = EngineState.STOPPED
+        self.takes_dispatches = False
+        runtime.fail_waiters(EngineStoppedError("the engine is gone"))
 
     def _stop_arguments(self, timeout: Any, drain: Any) -> float:
         seconds = parse_seconds(timeout, option="timeout")
@@ -661,16 +680,35 @@ async def _wind_down() -> None:
 
 @contextlib.contextmanager
 def _signals(loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> Iterator[None]:
-    """SIGINT and SIGTERM call a function of ours meanwhile; outside the main thread nothing is touched."""
+    """
+    SIGINT and SIGTERM call a function of ours on the loop meanwhile; outside the main thread nothing is touched.
+
+    Not `loop.add_signal_handler`: it does not exist on Windows, and a handler that blocks the loop would make the
+    process deaf to every signal but SIGKILL. Whoever sends one more after the loop did not notice the last one for a
+    while means that handler: KeyboardInterrupt is raised there, and ends its job.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    for number in before:
-        loop.add_signal_handler(number, call)
+    unnoticed_since: float | None = None
+
+    def notice() -> None:
+        nonlocal unnoticed_since
+        unnoticed_since = None
+        call()
+
+    def on_signal(_number: int, _frame: FrameType | None) -> None:
+        nonlocal unnoticed_since
+        if unnoticed_since is not None and time.monotonic() - unnoticed_since > BLOCKED_GRACE_S:
+            raise KeyboardInterrupt
+        if unnoticed_since is None:
+            unnoticed_since = time.monotonic()
+        loop.call_soon_threadsafe(notice)
+
+    before = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:
         for number, handler in before.items():
-            loop.remove_signal_handler(number)
-            signal.signal(number, handler)
+            # None: it was set by something that is not Python, and cannot be set again from here.
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)

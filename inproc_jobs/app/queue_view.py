@@ -6,14 +6,14 @@ import asyncio
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from inproc_jobs.app.options import MAX_PRIORITY, Duration, check_known_id, check_page
+from inproc_jobs.app.options import MAX_PRIORITY, Duration, _flag, _show, _whole, check_known_id, check_page
 from inproc_jobs.app.schedules import ScheduleView
 from inproc_jobs.app.views import JobView
 from inproc_jobs.core.core import Core
 from inproc_jobs.core.durations import parse_ms
 from inproc_jobs.core.queue import Queue
 from inproc_jobs.core.states import STATES, JobState
-from inproc_jobs.errors import InvalidOptionError, InvalidOptionTypeError, JobLockedError, JobNotFoundError
+from inproc_jobs.errors import InvalidOptionError, JobLockedError, JobNotFoundError
 
 if TYPE_CHECKING:
     from inproc_jobs.app.engine import Engine
@@ -69,7 +69,7 @@ class QueueView:
 
         Cost: O(end).
         """
-        words = self._states((states,) if isinstance(states, str) else tuple(states))
+        words = self._states((states,) if isinstance(states, str) or not isinstance(states, Iterable) else tuple(states))
         check_page(start, end)
         with self._engine.runtime.lock:
             return [
@@ -80,9 +80,9 @@ class QueueView:
     @staticmethod
     def _states(words: tuple[str, ...]) -> tuple[str, ...]:
         for word in words:
-            if word not in _STATE_WORDS:
+            if not isinstance(word, str) or word not in _STATE_WORDS:
                 raise InvalidOptionError(
-                    f"there is no state {word!r}; use {', '.join(state.value for state in STATES)}",
+                    f"there is no state {_show(word)}; use {', '.join(state.value for state in STATES)}",
                     option="states",
                     value=word,
                 )
@@ -230,12 +230,8 @@ class QueueView:
     def change_priority_sync(self, id: str, priority: int, *, lifo: bool = False) -> None:
         """As `change_priority`, from any thread."""
         check_known_id(id)
-        if type(priority) is not int or not 0 <= priority <= MAX_PRIORITY:
-            raise InvalidOptionTypeError(
-                f"priority must be a whole number from 0 to {MAX_PRIORITY}, got {priority!r}",
-                option="priority",
-                value=priority,
-            )
+        _whole(priority, "priority", 0, MAX_PRIORITY)
+        _flag(lifo, "lifo")
         self._change(lambda core, queue, now_ms: core.change_priority(queue, id, priority, now_ms, lifo=lifo))
 
     async def update_payload(self, id: str, payload: Any) -> None:
@@ -278,6 +274,7 @@ class QueueView:
         return sum(self._drain(delayed))
 
     def _drain(self, delayed: bool) -> Iterator[int]:
+        _flag(delayed, "delayed")
         while True:
             count = self._change(lambda core, queue, now_ms: core.drain(queue, now_ms, delayed=delayed, limit=_SLICE))
             yield count
@@ -308,10 +305,7 @@ class QueueView:
 
     def _clean(self, grace: Duration, limit: int, state: str) -> Iterator[list[str]]:
         grace_ms = parse_ms(grace, option="grace")
-        if type(limit) is not int or limit < 0:
-            raise InvalidOptionTypeError(
-                f"limit must be a whole number, 0 (all) or more, got {limit!r}", option="limit", value=limit
-            )
+        _whole(limit, "limit", 0)
         word = self._states((state,))[0]
         left = limit
         while True:
@@ -333,4 +327,5 @@ class QueueView:
 
     def obliterate_sync(self, *, force: bool = False) -> None:
         """As `obliterate`, from any thread."""
+        _flag(force, "force")
         self._change(lambda core, queue, now_ms: core.obliterate(queue, now_ms, force=force))

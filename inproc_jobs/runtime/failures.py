@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from inproc_jobs.core.durations import parse_ms
 from inproc_jobs.errors import (
     InvalidDurationError,
+    InvalidHandlerError,
     NoHandlerError,
     RateLimited,
     ResultNotStorableError,
@@ -68,16 +69,16 @@ def read_failure(error: BaseException, run: Run) -> Failure | PutBack | Interrup
     """
     if isinstance(error, asyncio.CancelledError) and run.cancelled and not run.timed_out:
         return Interrupted()
-    if isinstance(error, RemoteHandlerError) and error.signal is not None:
-        error = error.signal
-    if isinstance(error, RetryLater | RateLimited):
+    # What a handler in another process raised is judged by its signal, but stored with the trace from over there.
+    meant = error.signal if isinstance(error, RemoteHandlerError) and error.signal is not None else error
+    if isinstance(meant, RetryLater | RateLimited):
         try:
-            return PutBack(parse_ms(error.delay, option="delay"), isinstance(error, RateLimited))
+            return PutBack(parse_ms(meant.delay, option="delay"), isinstance(meant, RateLimited))
         except InvalidDurationError as wrong:
             wrong.__cause__ = error
             return Failure(wrong, unrecoverable=True)
-    # Neither is cured by another attempt: the work was done, or nobody is there to do it (DESIGN 4, "No handler").
-    if isinstance(error, ResultNotStorableError | NoHandlerError):
+    # No other attempt cures these: the work was done, or nobody is there to do it (DESIGN 4, "No handler").
+    if isinstance(meant, ResultNotStorableError | NoHandlerError | InvalidHandlerError):
         return Failure(error, unrecoverable=True)
-    names = {cls.__name__ for cls in type(error).__mro__}
-    return Failure(error, unrecoverable=isinstance(error, UnrecoverableError) or "UnrecoverableError" in names)
+    names = {cls.__name__ for cls in type(meant).__mro__}
+    return Failure(error, unrecoverable=isinstance(meant, UnrecoverableError) or "UnrecoverableError" in names)

@@ -50,7 +50,7 @@ class Run:
         worker, job: Whose, and what; `job` is set once the fetch has found one.
         attempt: 1 for the first.
         due_ms: When it was due.
-        task: The runner that executes it.
+        task: The runner that executes it, None until it does.
         cancelled: It should end (`JobContext.cancelled`).
         timed_out: Why: its timeout is over.
         over: The engine has ended it already; whatever the handler still does is dropped.
@@ -63,7 +63,7 @@ class Run:
     coro: Coroutine[Any, Any, Any]
     attempt: int
     due_ms: int
-    task: asyncio.Task[None]
+    task: asyncio.Task[None] | None = None
     cancelled = False
     timed_out = False
     over = False
@@ -79,6 +79,8 @@ class Run:
     def took(self, job: Job) -> Run:
         """The fetch has found this job for the run."""
         self.job = job
+        # From here on the run counts, also while its runner has not had its first turn yet.
+        self.worker.runs[self] = None
         self.attempt = job.attempts_made + 1
         self.due_ms = job.timestamp if job.extra is None and not job.order else job.scheduled_ms
         return self

@@ -45,6 +45,7 @@ SLICE_S: Final = 0.001
 """How long jobs that never wait may hold the loop before the host's own tasks get a turn."""
 MAX_TIMER_S: Final = 10.0
 """Longest single wait: both clocks are compared at least this often (cases C40, C44, C47)."""
+_MAX_PROCESSES: Final = 10_000
 MAX_PENDING_EVENTS: Final = 10_000
 """Events kept while no loop can deliver them; BullMQ's stream keeps as many."""
 
@@ -89,6 +90,7 @@ class Runtime:
         self._read_clock = clock.now_ms
         self.slice_end = 0.0
         self.wake_at_ms: float = math.inf
+        self.max_timer_s = MAX_TIMER_S
         self.completed = 0
         self.failed = 0
         self.retried = 0
@@ -145,7 +147,7 @@ class Runtime:
         if self._timer is not None:
             self._timer.cancel()
         self.wake_at_ms = wake_ms
-        self._timer = self.loop.call_later(min(max(wake_ms - now_ms, 0) / 1000, MAX_TIMER_S), self._on_timer)
+        self._timer = self.loop.call_later(min(max(wake_ms - now_ms, 0) / 1000, self.max_timer_s), self._on_timer)
 
     def _on_timer(self) -> None:
         """Something may be due: let every worker with a free slot look."""
@@ -182,14 +184,14 @@ class Runtime:
 
     # --- the loop -----------------------------------------------------------------------------------------------
 
-    def host(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Start running jobs on this loop. Called on its thread."""
+    def host(self, loop: asyncio.AbstractEventLoop, *, fetching: bool = True) -> None:
+        """Start running jobs on this loop, or with `fetching` False get ready to. Called on its thread."""
         self.base_context = contextvars.copy_context()
         self.threads.reopen()
         with self.lock:
             self.loop = loop
             self.loop_thread = threading.get_ident()
-            self.fetching = True
+            self.fetching = fetching
             self.wake_at_ms = math.inf
             self._watch = ClockWatch(self.clock)
             self._last_ms = self.clock.now_ms()
@@ -458,12 +460,25 @@ class Runtime:
             self._idle_waiters.append(waiter)
             await waiter
 
+    async def wait_change(self) -> None:
+        """Return at the next moment at which quiet may have come. On the loop."""
+        assert self.loop is not None
+        waiter: asyncio.Future[None] = self.loop.create_future()
+        self._idle_waiters.append(waiter)
+        await waiter
+
     async def wait_no_runs(self) -> None:
         """Return once no attempt is going on. On the loop."""
         while self.loop is not None and any(worker.runs for worker in self.workers.values()):
             waiter: asyncio.Future[None] = self.loop.create_future()
             self._idle_waiters.append(waiter)
             await waiter
+
+    def resume_fetching(self) -> None:
+        """Let the workers take jobs again. On the loop."""
+        self.fetching = True
+        for worker in list(self.workers.values()):
+            worker.pump()
 
     def went_idle(self, worker: QueueWorker) -> None:
         """A runner has ended."""
@@ -509,8 +524,10 @@ class Runtime:
             failure.unrecoverable = True
             return failure, None
 
-    def report_failure(self, run: Run, reason: str, stack: str | None, final: bool) -> None:
-        """Count and log a failed attempt."""
+    def report_failure(
+        self, run: Run, reason: str, stack: str | None, final: bool, error: BaseException | None = None
+    ) -> None:
+        """Count and log a failed attempt; `error` is what was raised, for whoever overrides this."""
         job = run.job
         fields = {"job_id": job.id, "job_name": job.name, "queue": run.queue_name, "attempt": run.attempt}
         if final:
@@ -525,8 +542,10 @@ class Runtime:
     def process_call(self, run: Run, handler: Handler) -> ProcessCall:
         """The call that runs a handler in another process; a thread has to make it."""
         if self.processes is None:
-            self.processes = ProcessHost(sum(worker.concurrency for worker in self.workers.values()))
+            # Slots bound how many are used; queues that come into being later bring slots of their own.
+            self.processes = ProcessHost(_MAX_PROCESSES)
         job = run.job
+        links = run.children()
         meta: RunMeta = {
             "id": job.id,
             "name": job.name,
@@ -535,6 +554,8 @@ class Runtime:
             "max_attempts": max(1, job.opts.attempts),
             "due_ms": run.due_ms,
             "late_by_ms": max(0, (job.processed_on or 0) - run.due_ms),
+            "processed": dict(links.processed),
+            "ignored": dict(links.ignored),
         }
 
         def on_message(kind: str, value: Any) -> None:

@@ -108,6 +108,18 @@ class QueueWorker:
             if run is not None:
                 self._start_runner(run)
 
+    def take_one(self) -> Run | None:
+        """Run one attempt of the next job and no more, whatever else may be ready; for whoever steps by hand."""
+        runtime = self.runtime
+        runtime.fetching = True
+        try:
+            run = self._fetch()
+        finally:
+            runtime.fetching = False
+        if run is not None:
+            self._start_runner(run)
+        return run
+
     def _fetch(self) -> Run | None:
         """Take the next job, or arm the timer for when there may be one."""
         runtime = self.runtime
@@ -160,10 +172,12 @@ class QueueWorker:
         while following is not None:
             run = following
             run.task = me
-            runs[run] = None
             value: Any = None
             error: BaseException | None = None
             try:
+                if run.cancelled:
+                    # Stopped before it began. Cancelling the task instead could hit it before its first step.
+                    raise asyncio.CancelledError
                 job = run.job
                 binding = bindings.get(job.name) or self._bind(job.name)
                 if job.extra is not None and self._is_not_to_run(run, job.extra):
@@ -388,7 +402,7 @@ class QueueWorker:
             flush = runtime.has_news()
         if flush:
             runtime.flush()
-        runtime.report_failure(run, reason, stack, final)
+        runtime.report_failure(run, reason, stack, final, failure.error)
         if following_job is None or following is None:
             # An immediate retry fetches nothing in the same call, as in BullMQ.
             return self._fetch()
@@ -447,6 +461,7 @@ class QueueWorker:
             if len(self.abandoned) < MAX_ABANDONED:
                 run.give_up(JobTimeoutError("timeout"))
             return
+        assert run.task is not None  # it has begun, or there were no timeout
         run.task.cancel()
         assert self.runtime.loop is not None
         run.timer = self.runtime.loop.call_later(CANCEL_GRACE_S, self._leave_behind, run)
@@ -473,8 +488,19 @@ class QueueWorker:
             run.cancelled = True
             if run.give_up is not None:
                 run.give_up(asyncio.CancelledError())
-            else:
+            elif run.task is not None:
                 run.task.cancel()
+
+    def drop_runs(self) -> None:
+        """Forget every run without a trace in the core: the engine has vanished."""
+        for run in list(self.runs):
+            run.over = run.cancelled = True
+            del self.runs[run]
+            if run.timer is not None:
+                run.timer.cancel()
+            if run.task is not None and not run.task.get_loop().is_closed():
+                run.task.cancel()
+        self.busy = 0
 
     def abandon_runs(self) -> list[Job]:
         """Give up on what has not ended after `cancel_runs`; their jobs count as stalled."""
