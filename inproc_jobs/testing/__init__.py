@@ -1,1 +1,52 @@
-"""The test kit for programs built on this package: virtual time, assertions, a pytest fixture."""
+"""
+The test kit: the real engine on virtual time, assertions, faults on demand.
+
+With pytest use the fixture `jobs` (no import needed); elsewhere `harness()`, a context manager for both kinds of code.
+It contains no rule about jobs: only the clock, and where plain functions run, are replaced. Names are loaded on first
+use, since pytest loads the plugin in every run.
+"""
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from inproc_jobs.testing.assertions import ANY, Dispatched, exactly
+    from inproc_jobs.testing.harness import DrainLimitError, Harness, TimelineEntry, harness
+    from inproc_jobs.testing.virtual_time import TimeStuckError, VirtualClock, VirtualTime
+
+__all__ = [
+    "ANY",
+    "Dispatched",
+    "DrainLimitError",
+    "Harness",
+    "TimeStuckError",
+    "TimelineEntry",
+    "VirtualClock",
+    "VirtualTime",
+    "exactly",
+    "harness",
+]
+
+_HOME_OF = {
+    "ANY": "assertions",
+    "Dispatched": "assertions",
+    "DrainLimitError": "harness",
+    "Harness": "harness",
+    "TimeStuckError": "virtual_time",
+    "TimelineEntry": "harness",
+    "VirtualClock": "virtual_time",
+    "VirtualTime": "virtual_time",
+    "exactly": "assertions",
+    "harness": "harness",
+}
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> object:
+        """Load a name from the module that defines it."""
+        if name not in _HOME_OF:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from importlib import import_module
+
+        value = getattr(import_module(f"{__name__}.{_HOME_OF[name]}"), name)
+        # `harness` is a module and a function: the function is the public name.
+        globals()[name] = value
+        return value
