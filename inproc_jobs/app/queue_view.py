@@ -275,6 +275,7 @@ class QueueView:
 
     def _drain(self, delayed: bool) -> Iterator[int]:
         _flag(delayed, "delayed")
+        _flag(delayed, "delayed")
         while True:
             count = self._change(lambda core, queue, now_ms: core.drain(queue, now_ms, delayed=delayed, limit=_SLICE))
             yield count
@@ -327,5 +328,6 @@ class QueueView:
 
     def obliterate_sync(self, *, force: bool = False) -> None:
         """As `obliterate`, from any thread."""
+        _flag(force, "force")
         _flag(force, "force")
         self._change(lambda core, queue, now_ms: core.obliterate(queue, now_ms, force=force))
