@@ -12,7 +12,7 @@ from inproc_jobs.app.views import JobView
 from inproc_jobs.core.core import Core
 from inproc_jobs.core.durations import parse_ms
 from inproc_jobs.core.queue import Queue
-from inproc_jobs.core.states import STATES, JobState
+from inproc_jobs.core.states import FINISHED_STATES, STATES, JobState
 from inproc_jobs.errors import InvalidOptionError, JobLockedError, JobNotFoundError
 
 if TYPE_CHECKING:
@@ -288,7 +288,8 @@ class QueueView:
 
         Args:
             grace: "1h", a timedelta, or an int of ms.
-            limit: How many at most; 0 is all.
+            limit: How many at most; 0 is all. As on BullMQ it also bounds how many waiting, prioritized or delayed
+                jobs are looked at.
             state: Which; what "older" means there is BullMQ's rule.
 
         Returns:
@@ -308,13 +309,19 @@ class QueueView:
         grace_ms = parse_ms(grace, option="grace")
         _whole(limit, "limit", 0)
         word = self._states((state,))[0]
-        left = limit
+        home = self.record.containers[JobState(word)]
+        left, window = limit, _SLICE
         while True:
-            size = min(_SLICE, left) if limit else _SLICE
+            size = min(window, left) if limit else window
             ids = self._change(lambda core, queue, now_ms: core.clean(queue, grace_ms, size, word, now_ms))  # noqa: B023  # called at once
             yield ids
+            if len(ids) < size:
+                if word in FINISHED_STATES or size == left or size >= len(home) + len(ids):
+                    return
+                # Jobs that are too young stay at the front, and old ones may stand behind them.
+                window *= 2
             left -= len(ids)
-            if len(ids) < size or (limit and left <= 0):
+            if limit and left <= 0:
                 return
 
     async def obliterate(self, *, force: bool = False) -> None:
