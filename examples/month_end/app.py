@@ -102,7 +102,7 @@ async def profile_form(post: ProfilePost) -> dict[str, Any]:
     if known is None or post.revision > known.revision:  # clicks may overtake each other on the way
         edits[post.profile] = post
     job_id = f"profile:{post.profile}"
-    return answer(await save_profile.dispatch({"profile": post.profile}, job_id=job_id, delay="2s"))
+    return answer(await save_profile.dispatch({"profile": post.profile}, job_id=job_id, delay="3s"))
 
 
 @app.post("/forms/{form}", status_code=202)

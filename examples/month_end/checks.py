@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from month_end.client import Delivery
 from month_end.outside import BUSY_SERVER, TURNED_AWAY
 
-DEBOUNCE_MS = 2_000  # as in app.py; the recording leaves a second to spare on either side
+DEBOUNCE_MS = 3_000  # as in app.py; the recording leaves two seconds to spare on either side
 
 
 class Check(NamedTuple):

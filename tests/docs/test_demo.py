@@ -124,7 +124,7 @@ def test_bursts_of_clicks_are_told_apart(parts: Any) -> None:
     def click(at_ms: int, revision: int) -> Any:
         return parts.client.Delivery(at_ms, f"frm_{at_ms}", "/forms/profile", {"profile": "p", "revision": revision})
 
-    clicks = [click(0, 1), click(900, 2), click(1_999, 3), click(2_000, 4), click(9_000, 5)]
+    clicks = [click(0, 1), click(900, 2), click(2_999, 3), click(3_000, 4), click(9_000, 5)]
     assert parts.checks.last_clicks(clicks) == ["p revision 3", "p revision 4", "p revision 5"]
 
 
