@@ -48,6 +48,8 @@ if TYPE_CHECKING:
         JobSchedulerError,
         JobSignal,
         JobTimeoutError,
+        LeaseHeldError,
+        LeaseLostError,
         NoEngineError,
         NoHandlerError,
         ParentJobError,
@@ -56,6 +58,9 @@ if TYPE_CHECKING:
         RateLimited,
         ResultNotStorableError,
         RetryLater,
+        SnapshotError,
+        SnapshotLayoutError,
+        SnapshotUnavailableError,
         UnrecoverableError,
         WouldDeadlockError,
     )
@@ -96,6 +101,8 @@ __all__ = [
     "JobState",
     "JobTimeoutError",
     "JobView",
+    "LeaseHeldError",
+    "LeaseLostError",
     "NoEngineError",
     "NoHandlerError",
     "ParentJobError",
@@ -107,6 +114,9 @@ __all__ = [
     "ResultNotStorableError",
     "RetryLater",
     "RunSummary",
+    "SnapshotError",
+    "SnapshotLayoutError",
+    "SnapshotUnavailableError",
     "StopReport",
     "UnrecoverableError",
     "WouldDeadlockError",
@@ -132,7 +142,8 @@ _NAMES_OF = {
         JobIdTakenError JobLockMismatchError JobLockMissingError JobLockedError JobNotFoundError JobNotInStateError
         JobPendingChildrenError JobRemovedError JobSchedulerError JobSignal JobTimeoutError NoEngineError
         NoHandlerError ParentJobError QueueBusyError QueueFullError RateLimited ResultNotStorableError RetryLater
-        UnrecoverableError WouldDeadlockError
+        UnrecoverableError WouldDeadlockError LeaseHeldError LeaseLostError SnapshotError SnapshotLayoutError
+        SnapshotUnavailableError
     """,
     "inproc_jobs.runtime.context": "JobContext",
 }

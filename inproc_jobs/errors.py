@@ -37,6 +37,8 @@ __all__ = [
     "JobSchedulerError",
     "JobSignal",
     "JobTimeoutError",
+    "LeaseHeldError",
+    "LeaseLostError",
     "NoEngineError",
     "NoHandlerError",
     "ParentJobError",
@@ -45,6 +47,9 @@ __all__ = [
     "RateLimited",
     "ResultNotStorableError",
     "RetryLater",
+    "SnapshotError",
+    "SnapshotLayoutError",
+    "SnapshotUnavailableError",
     "UnrecoverableError",
     "WouldDeadlockError",
 ]
@@ -170,6 +175,50 @@ class WouldDeadlockError(InprocJobsError, RuntimeError):
 
 class NoHandlerError(InprocJobsError, LookupError):
     """A job reached its turn and its name has no handler."""
+
+
+# --- snapshots ---------------------------------------------------------------------------------------------------
+
+
+class SnapshotError(InprocJobsError):
+    """Root of what can go wrong with a snapshot."""
+
+
+class SnapshotUnavailableError(SnapshotError, ConnectionError):
+    """
+    The store cannot be used right now: away, loading, read-only, full, or too slow.
+
+    Attributes:
+        outcome: "not written", or "unknown" when the write may still have arrived; dispatch again with the same
+            `job_id` in both cases.
+    """
+
+    def __init__(self, message: str, *, outcome: str = "not written") -> None:
+        super().__init__(message)
+        self.outcome = outcome
+
+
+class LeaseHeldError(SnapshotError, RuntimeError):
+    """
+    Another engine owns the store.
+
+    Attributes:
+        host, pid, since: Who, and since when (an aware datetime, None if unknown).
+    """
+
+    def __init__(self, message: str, *, host: str = "", pid: int = 0, since: Any = None) -> None:
+        super().__init__(message)
+        self.host = host
+        self.pid = pid
+        self.since = since
+
+
+class LeaseLostError(SnapshotError, RuntimeError):
+    """This engine was the owner of its store and is no longer: it stops, and has written nothing since."""
+
+
+class SnapshotLayoutError(SnapshotError):
+    """What the store holds is of a newer layout, or of a kind that is not ours. Nothing was touched."""
 
 
 # --- the fate of one job ----------------------------------------------------------------------------------------

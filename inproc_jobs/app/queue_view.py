@@ -69,7 +69,9 @@ class QueueView:
 
         Cost: O(end).
         """
-        words = self._states((states,) if isinstance(states, str) or not isinstance(states, Iterable) else tuple(states))
+        words = self._states(
+            (states,) if isinstance(states, str) or not isinstance(states, Iterable) else tuple(states)
+        )
         check_page(start, end)
         with self._engine.runtime.lock:
             return [
@@ -275,7 +277,6 @@ class QueueView:
 
     def _drain(self, delayed: bool) -> Iterator[int]:
         _flag(delayed, "delayed")
-        _flag(delayed, "delayed")
         while True:
             count = self._change(lambda core, queue, now_ms: core.drain(queue, now_ms, delayed=delayed, limit=_SLICE))
             yield count
@@ -335,6 +336,5 @@ class QueueView:
 
     def obliterate_sync(self, *, force: bool = False) -> None:
         """As `obliterate`, from any thread."""
-        _flag(force, "force")
         _flag(force, "force")
         self._change(lambda core, queue, now_ms: core.obliterate(queue, now_ms, force=force))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from inproc_jobs.core.deduplication import DeduplicationFloor
-from inproc_jobs.core.job import CUSTOM_ID, LIFO, Duplicate, Job, ParentLink
+from inproc_jobs.core.job import CUSTOM_ID, HELD, LIFO, Duplicate, Job, ParentLink
 from inproc_jobs.core.options import Deduplication, JobOptions
 from inproc_jobs.core.queue import Candidate, Queue
 from inproc_jobs.core.states import COMPLETED, FINISHED_STATES, ON_ADD, WAITING
@@ -78,6 +78,8 @@ class AddingFloor(DeduplicationFloor):
                 return winner
         job = Job(id, name, data, opts, timestamp, flags, delay, priority)
         queue.index[id] = job
+        if flags & HELD:
+            queue.held += 1
         if deduplication is not None:
             job.more().deduplication_id = deduplication.id
         if parent is not None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from inproc_jobs.core.events import Event
 from inproc_jobs.core.job import DUE_BITS, WATCHED, Job
-from inproc_jobs.core.queue import Queue
+from inproc_jobs.core.queue import BACK, FRONT, IN_PLACE, Queue
 from inproc_jobs.core.states import DELAYED, ON_DUE, PRIORITIZED, REMOVED, TRANSITIONS, WAITING, JobState, Trigger
 from inproc_jobs.errors import JobNotFoundError
 
@@ -94,6 +94,9 @@ class CoreBase:
             homes[state].discard(job)
         job.state = to
         homes[to].add(job, front)
+        if queue.touched is not None:
+            queue.touched.pop(job.id, None)
+            queue.touched[job.id] = FRONT if front else BACK
 
     def _leave(self, queue: Queue, job: Job, trigger: Trigger, to: JobState) -> None:
         """Check the transition and take the job out of its container; it is nowhere until `_enter`."""
@@ -108,6 +111,15 @@ class CoreBase:
         """Put a job that `_leave` took out where it belongs."""
         job.state = to
         queue.containers[to].add(job, front)
+        if queue.touched is not None:
+            queue.touched.pop(job.id, None)
+            queue.touched[job.id] = FRONT if front else BACK
+
+    @staticmethod
+    def _touch(queue: Queue, id: str) -> None:
+        """Something about a job has changed that a store must know, but not its place."""
+        if queue.touched is not None and id not in queue.touched:
+            queue.touched[id] = IN_PLACE
 
     # --- placing ------------------------------------------------------------------------------------------------
 

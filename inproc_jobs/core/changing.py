@@ -78,6 +78,7 @@ class ChangingFloor(FinishingFloor):
             if key in outcomes:
                 del outcomes[key]
                 links.pending[key] = None
+                self._touch(found[0], found[1].id)  # type: ignore[index]  # it has `extra`, so it was found
                 return
 
     def promote(self, queue: Queue, id: str, now_ms: int) -> None:
@@ -125,6 +126,7 @@ class ChangingFloor(FinishingFloor):
         """
         job = self.need(queue, id, "changePriority")
         job.priority = priority
+        self._touch(queue, id)
         if job.state not in {JobState.WAITING, JobState.PRIORITIZED}:
             return
         if priority:
@@ -187,6 +189,7 @@ class ChangingFloor(FinishingFloor):
         if not self._detach(queue, job):
             return False
         job.more().parent = None
+        self._touch(queue, id)
         return True
 
     # --- what it says -------------------------------------------------------------------------------------------
@@ -199,6 +202,7 @@ class ChangingFloor(FinishingFloor):
             JobNotFoundError: There is no such job (-1).
         """
         self.need(queue, id, "updateData").data = data
+        self._touch(queue, id)
 
     def update_progress(self, queue: Queue, id: str, progress: bytes) -> None:
         """
@@ -208,6 +212,7 @@ class ChangingFloor(FinishingFloor):
             JobNotFoundError: There is no such job (-1).
         """
         self.need(queue, id, "updateProgress").more().progress = progress
+        self._touch(queue, id)
         if self.listening:
             self.emit(queue, "progress", jobId=id, data=progress)
 
@@ -227,6 +232,7 @@ class ChangingFloor(FinishingFloor):
         logs.append(row)
         if keep:
             del logs[:-keep]
+        self._touch(queue, id)
         return len(logs)
 
     def clear_logs(self, queue: Queue, id: str, keep: int = 0) -> None:
@@ -234,6 +240,7 @@ class ChangingFloor(FinishingFloor):
         job = queue.index.get(id)
         if job is not None and job.extra is not None:
             job.extra.logs = job.extra.logs[-keep:] if keep else []
+            self._touch(queue, id)
 
     # --- locks --------------------------------------------------------------------------------------------------
 

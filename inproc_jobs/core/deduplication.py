@@ -88,6 +88,7 @@ class DeduplicationFloor(RemovalFloor):
         queue.parked.pop(wanted.id, None)
         if wanted.ttl_ms > 0 and not wanted.extend and not wanted.keep_last:
             key.owner = new.id
+            queue.deduplication[key.id] = key
         else:
             self._take_key(queue, wanted, new.id, now_ms)
 
@@ -101,6 +102,7 @@ class DeduplicationFloor(RemovalFloor):
         """Keep the add until the active owner has ended; a later one overwrites it."""
         queue.parked[new.deduplication.id] = new
         key.until_ms = None
+        queue.deduplication[key.id] = key
         self._tell(queue, new.deduplication.id, key.owner, new.id)
 
     def _tell(self, queue: Queue, id: str, winner: str, loser: str) -> None:
@@ -130,6 +132,7 @@ class DeduplicationFloor(RemovalFloor):
         if key is None:
             key = queue.deduplication[id] = DeduplicationKey(id, owner, until_ms)
         key.owner, key.until_ms = owner, until_ms
+        queue.deduplication[id] = key
         if until_ms is not None and not key.in_heap:
             queue.sequence += 1
             heapq.heappush(queue.deduplication_ends, (until_ms, queue.sequence, key))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from inproc_jobs.core.job import Job
+from inproc_jobs.core.job import HELD, Job
 from inproc_jobs.core.options import DEFAULT_WORKER, WorkerOptions
 from inproc_jobs.core.queue import Queue
 from inproc_jobs.core.reading import ReadingFloor
@@ -17,6 +17,26 @@ class DrivingFloor(ReadingFloor):
     def id_is_free(self, job: Job) -> bool:
         """Whether a dispatch with this job's id would replace it (DESIGN 2.1). Cost: O(1)."""
         return self._frees_its_id(job)
+
+    @staticmethod
+    def confirm(queue: Queue, id: str) -> None:
+        """A store has this job: it may start. Cost: O(1)."""
+        job = queue.index.get(id)
+        if job is not None and job.flags & HELD:
+            job.flags &= ~HELD
+            queue.held -= 1
+
+    def withdraw(self, queue: Queue, job: Job) -> bool:
+        """
+        A store could not take a job that was held for it: it goes as if it had never come, with its keys.
+
+        Returns:
+            False when it is not held any more, or gone.
+        """
+        if queue.index.get(job.id) is not job or not job.flags & HELD:
+            return False
+        self._destroy(queue, job)
+        return True
 
     def recover_stalled(self, queue: Queue, id: str, now_ms: int, worker: WorkerOptions = DEFAULT_WORKER) -> bool:
         """

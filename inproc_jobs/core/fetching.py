@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from inproc_jobs.core.job import DUE_BITS, OLD_MARKER, Job
+from inproc_jobs.core.job import DUE_BITS, HELD, OLD_MARKER, Job
 from inproc_jobs.core.options import DEFAULT_WORKER, WorkerOptions
 from inproc_jobs.core.queue import Queue
 from inproc_jobs.core.states import ACTIVE, ON_FETCH, REMOVED
@@ -46,9 +46,18 @@ class FetchingFloor(TreesFloor):
             if job is None:
                 queue.priority_counter = None
                 return None
+        if queue.held:
+            job = self._first_free(queue)
+            if job is None:
+                return None
         if limit is not None and (job.extra is None or job.extra.deferred_failure is None):
             self._count_start(queue, worker, now_ms)
         return self._activate(queue, job, now_ms, token, worker)
+
+    @staticmethod
+    def _first_free(queue: Queue) -> Job | None:
+        """The next job that no store has to confirm first. Cost: O(held)."""
+        return next((job for lane in (queue.wait, queue.prioritized) for job in lane if not job.flags & HELD), None)
 
     def _activate(self, queue: Queue, job: Job, now_ms: int, token: Any, worker: WorkerOptions) -> Job:
         """Take a ready job and lock it."""

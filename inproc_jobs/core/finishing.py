@@ -329,6 +329,8 @@ class FinishingFloor(FetchingFloor):
             oldest.flags &= ~IN_HISTORY
             oldest.state = REMOVED
             del queue.index[oldest.id]
+            if queue.touched is not None:
+                self._touch(queue, oldest.id)
 
     def _after_final(self, queue: Queue, job: Job, now_ms: int, *, failed: bool) -> None:
         """What hangs on the end of a job: its deduplication key, the add parked behind it, its parent."""

@@ -70,6 +70,7 @@ class FlowsFloor(CoreBase):
         """A new job becomes a pending child, whatever state its parent is in."""
         job.more().parent = link
         self._children(self._need_parent(link)).pending[self.child_key(queue, job.id)] = None
+        self._touch(self.queues[link.queue], link.id)
 
     def _duplicate(
         self, queue: Queue, existing: Job, link: ParentLink | None, now_ms: int, *, defer_release: bool = False
@@ -104,6 +105,8 @@ class FlowsFloor(CoreBase):
         else:
             self._children(parent).pending[key] = None
         job.more().parent = link
+        self._touch(queue, job.id)
+        self._touch(self.queues[link.queue], link.id)
 
     def _place_waiting_children(self, queue: Queue, job: Job) -> None:
         """A new parent waits; its `order` is its own timestamp, as in BullMQ."""
@@ -174,6 +177,7 @@ class FlowsFloor(CoreBase):
         parent_queue, parent, children, key = found
         del children.pending[key]
         children.processed[key] = job.result or b"null"
+        self._touch(parent_queue, parent.id)
         if not children.pending:
             self._release_if_waiting(parent_queue, parent, now_ms)
 
@@ -185,6 +189,7 @@ class FlowsFloor(CoreBase):
             return
         parent_queue, parent, children, key = found
         del children.pending[key]
+        self._touch(parent_queue, parent.id)
         if policy == "fpof":
             children.unsuccessful[key] = now_ms
             self._doom(parent_queue, parent, f"child {key} failed", now_ms)
@@ -199,6 +204,7 @@ class FlowsFloor(CoreBase):
         if parent.state is JobState.FAILED:
             return
         parent.more().deferred_failure = reason
+        self._touch(queue, parent.id)
         if parent.state is JobState.DELAYED:
             parent.delay = 0
         if parent.state in {JobState.DELAYED, JobState.WAITING_CHILDREN}:

@@ -20,6 +20,7 @@ __all__ = [
     "ABSOLUTE_DUE",
     "CUSTOM_ID",
     "DUE_BITS",
+    "HELD",
     "IN_HISTORY",
     "LIFO",
     "OLD_MARKER",
@@ -44,6 +45,8 @@ IN_HISTORY: Final = 16
 """Flag: finished, its id is free, and it stands in its queue's bounded history (`Queue.past`)."""
 OLD_MARKER: Final = 32
 """Flag: its id starts with "0:", which BullMQ's fetch takes for a marker of its old versions and throws away."""
+HELD: Final = 64
+"""Flag: it must not start before a store has it (mode `write_through`)."""
 DUE_BITS: Final = 40
 """A delayed job's `order` is `due_ms << DUE_BITS | seq`: one int that never ties. 40 bits of seq last 10^12 delays."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final, TypeVar
 
 import msgspec
 
@@ -12,7 +12,42 @@ from inproc_jobs.core.job import Job, Repeat
 from inproc_jobs.core.options import Deduplication, JobOptions
 from inproc_jobs.core.states import JobState
 
-__all__ = ["Candidate", "DeduplicationKey", "Metrics", "Queue", "Scheduler"]
+__all__ = ["BACK", "FRONT", "IN_PLACE", "Candidate", "DeduplicationKey", "Metrics", "Queue", "Scheduler", "TrackedDict"]
+
+IN_PLACE: Final = 0
+BACK: Final = 1
+FRONT: Final = 2
+"""How a touched job got to its place: not moved, put behind, put in front. See `Queue.touched`."""
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+class TrackedDict(dict[K, V]):
+    """A dict that notes which keys were written or deleted, for a store; values that change inside are set again."""
+
+    def __init__(self, given: Mapping[K, V]) -> None:
+        super().__init__(given)
+        self.touched: dict[K, None] = {}
+
+    def __setitem__(self, key: K, value: V) -> None:
+        self.touched[key] = None
+        super().__setitem__(key, value)
+
+    def __delitem__(self, key: K) -> None:
+        self.touched[key] = None
+        super().__delitem__(key)
+
+    def pop(self, key: K, *default: Any) -> Any:
+        """As `dict.pop`."""
+        if key in self:
+            self.touched[key] = None
+        return super().pop(key, *default)
+
+    def clear(self) -> None:
+        """As `dict.clear`."""
+        self.touched.update(dict.fromkeys(self))
+        super().clear()
 
 
 class DeduplicationKey:
@@ -107,6 +142,9 @@ class Queue:
         past: Those jobs, oldest first, by state.
         max_waiting: Bound of waiting, prioritized and delayed jobs together; None is none.
         reserved: Places that a bulk add has been promised and not yet used.
+        held: How many jobs are stored nowhere yet and must not start before they are (flag HELD).
+        touched: id -> how it got to its place, for every job that a store must be told of, in the order of the latest
+            moves; replaying those on what is stored gives the order of the waiting list. None while nothing is tracked.
     """
 
     def __init__(self, name: str, prefix: str) -> None:
@@ -151,6 +189,16 @@ class Queue:
         self.past: dict[JobState, Lane] = {JobState.COMPLETED: Lane(), JobState.FAILED: Lane()}
         self.max_waiting: int | None = None
         self.reserved = 0
+        self.held = 0
+        self.touched: dict[str, int] | None = None
+
+    def track(self) -> None:
+        """Note from now on what a store must be told."""
+        if self.touched is None:
+            self.touched = {}
+            self.deduplication = TrackedDict(self.deduplication)
+            self.parked = TrackedDict(self.parked)
+            self.schedulers = TrackedDict(self.schedulers)
 
     @property
     def ready_count(self) -> int:

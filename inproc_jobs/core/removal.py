@@ -13,7 +13,7 @@ from itertools import islice
 
 from inproc_jobs.core.containers import FinishedSet
 from inproc_jobs.core.flows import FlowsFloor
-from inproc_jobs.core.job import IN_HISTORY, Job
+from inproc_jobs.core.job import HELD, IN_HISTORY, Job
 from inproc_jobs.core.queue import Queue
 from inproc_jobs.core.states import FAILED, FINISHED_STATES, REMOVED, WAITING, WAITING_CHILDREN, Trigger
 from inproc_jobs.errors import JobSchedulerError
@@ -37,7 +37,11 @@ class RemovalFloor(FlowsFloor):
             queue.containers[state].discard(job)
             self._leave_history(queue, job)
             job.state = REMOVED
+        if job.flags & HELD:
+            job.flags &= ~HELD
+            queue.held -= 1
         del queue.index[job.id]
+        self._touch(queue, job.id)
         if state not in FINISHED_STATES:
             self._end(job)
 
@@ -79,6 +83,7 @@ class RemovalFloor(FlowsFloor):
         while True:
             children = self._children(parent)
             children.pending.pop(key, None)
+            self._touch(queue, parent.id)
             if children.pending or parent.state is not WAITING_CHILDREN:
                 return
             if not hard or queue is not home:

@@ -169,6 +169,7 @@ class SchedulersFloor(AdministrationFloor):
             return None
         scheduler.next_ms = next_ms
         scheduler.iterations += 1
+        queue.schedulers[scheduler.id] = scheduler
         following = msgspec.structs.replace(repeat, count=repeat.count + 1)
         return self._make_iteration(queue, scheduler, following, producer.opts, now_ms)
 
@@ -206,7 +207,7 @@ class SchedulersFloor(AdministrationFloor):
         Cost: O(schedulers). Source: DESIGN 2.7; BullMQ would stay silent until the clock has caught up.
         """
         for queue in self.queues.values():
-            for scheduler in queue.schedulers.values():
+            for scheduler in list(queue.schedulers.values()):
                 job = queue.index.get(_iteration_id(scheduler))
                 if job is None or job.state is not JobState.DELAYED or job.extra is None or job.extra.repeat is None:
                     continue
@@ -215,6 +216,7 @@ class SchedulersFloor(AdministrationFloor):
                     repeat = job.extra.repeat
                     self._destroy(queue, job)
                     scheduler.next_ms = moment
+                    queue.schedulers[scheduler.id] = scheduler
                     self._make_iteration(queue, scheduler, repeat, job.opts, now_ms)
 
     @staticmethod

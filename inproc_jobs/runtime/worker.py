@@ -159,7 +159,7 @@ class QueueWorker:
 
     # --- running ------------------------------------------------------------------------------------------------
 
-    async def _run_jobs(self, first: Run) -> None:
+    async def _run_jobs(self, first: Run) -> None:  # noqa: C901  # written out: every branch is one a job may take
         """Run jobs until there are none, or until this task was touched by a cancellation and must be replaced."""
         runtime = self.runtime
         runs = self.runs

@@ -1,0 +1,1 @@
+"""What is written and read back, so that jobs survive the process."""

@@ -1,0 +1,70 @@
+"""The port behind which stores live: one owner at a time, atomic writes that carry the owner's fencing number."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Protocol
+
+import msgspec
+
+from inproc_jobs.snapshot.records import Batch, QueueState
+
+__all__ = ["Owner", "Store"]
+
+
+class Owner(msgspec.Struct, frozen=True):
+    """Who holds a store: host, process id, and since when (epoch ms)."""
+
+    host: str
+    pid: int
+    since_ms: int
+
+
+class Store(Protocol):
+    """
+    Where a snapshot is kept. Every method blocks and is called from the snapshot's own threads, never from a loop.
+
+    Errors: `SnapshotUnavailableError` for what may pass (away, loading, read-only, full, slow); the caller retries.
+    `LeaseLostError` when somebody else has the store now; the caller stops. `SnapshotLayoutError` for data of a newer
+    layout or of a kind that is not ours; nothing is touched.
+    """
+
+    description: str
+    """For messages: "Redis at localhost:6379/0", "SQLite file jobs.db"; no password in it."""
+
+    def acquire(self, owner: Owner) -> int:
+        """
+        Become the owner.
+
+        Returns:
+            The fencing number, higher than any before.
+
+        Raises:
+            LeaseHeldError: Somebody else is; names host, pid and since when.
+        """
+
+    def renew(self) -> None:
+        """
+        Stay the owner for another lease. On a connection of its own, so that a slow write does not lose the lease.
+
+        Raises:
+            LeaseLostError: Too late.
+        """
+
+    def load(self) -> Iterator[QueueState]:
+        """Everything there is, queue by queue. A store that is not ready raises; it never looks empty."""
+
+    def apply(self, batch: Batch) -> None:
+        """
+        Write a batch, all or nothing, if the fencing number is still ours.
+
+        Raises:
+            SnapshotUnavailableError: With `outcome` "not written" or "unknown".
+            LeaseLostError: Fenced off; nothing was written.
+        """
+
+    def release(self, *, handover: bool = False) -> None:
+        """Give the store up: others may have it at once. `handover`: leave it as a live BullMQ queue, where it is one."""
+
+    def close(self) -> None:
+        """Let go of connections and files. Idempotent."""
