@@ -15,6 +15,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypedDict, TypeVar, Unpack, cast, overload
 
 from inproc_jobs.app.flows import FlowNode, OnFailure
+from inproc_jobs.app.hosting import HostedEngine
 from inproc_jobs.app.options import (
     CUSTOM_BACKOFF,
     EXECUTORS,
@@ -27,7 +28,7 @@ from inproc_jobs.app.options import (
     read_layer,
 )
 from inproc_jobs.core.options import Backoff
-from inproc_jobs.errors import InvalidHandlerError, InvalidOptionError, NoEngineError
+from inproc_jobs.errors import InvalidHandlerError, InvalidOptionError, InvalidOptionTypeError, NoEngineError
 from inproc_jobs.runtime.context import CURRENT_RUN, JobContext
 from inproc_jobs.runtime.handlers import Handler, inspect_handler
 
@@ -100,7 +101,12 @@ class JobDefinition(Generic[P, R]):
 
         Raises:
             NoEngineError: That engine serves another registry.
+            InvalidOptionTypeError: It is no engine.
         """
+        if not isinstance(engine, HostedEngine):
+            raise InvalidOptionTypeError(
+                f"job.on(engine) takes an Engine, got {type(engine).__name__}", option="engine", value=engine
+            )
         if engine.registry is not self._registry:
             raise NoEngineError(
                 f"job {self.name!r} belongs to another registry than this engine; give Engine(registry=...) its own"
