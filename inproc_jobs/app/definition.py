@@ -448,6 +448,12 @@ class Registry:
             "an engine serves the registry it was made with"
         )
 
+    def engine_for(self, name: str) -> Engine:
+        """The engine whose handler is running this code, else the newest that was not stopped (DESIGN 4)."""
+        run = CURRENT_RUN.get()
+        engine = None if run is None else self.engine_of(run.worker.runtime)
+        return self.newest(name) if engine is None else engine
+
     def engine_of(self, runtime: Any) -> Engine | None:
         """The engine of this registry that runs on that runtime."""
         engine = cast("Engine | None", runtime.owner())

@@ -775,10 +775,10 @@ def _split_options(options: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 async def failed_jobs(queue: str = "default", start: int = 0, end: int = 49) -> list[FailedJob]:
-    """As `Engine.failed_jobs`, on the newest engine of the default registry."""
-    return await DEFAULT_REGISTRY.newest("failed_jobs").failed_jobs(queue, start, end)
+    """As `Engine.failed_jobs`, on the handler's own engine, else the newest of the default registry."""
+    return await DEFAULT_REGISTRY.engine_for("failed_jobs").failed_jobs(queue, start, end)
 
 
 async def retry_failed_job(id: str, queue: str = "default") -> None:
-    """As `Engine.retry_failed_job`, on the newest engine of the default registry."""
-    await DEFAULT_REGISTRY.newest("retry_failed_job").retry_failed_job(id, queue)
+    """As `Engine.retry_failed_job`, on the handler's own engine, else the newest of the default registry."""
+    await DEFAULT_REGISTRY.engine_for("retry_failed_job").retry_failed_job(id, queue)
