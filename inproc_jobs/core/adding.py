@@ -102,9 +102,12 @@ class AddingFloor(DeduplicationFloor):
         if job.priority:
             self._place_prioritized(queue, job, ON_ADD)
         else:
-            self._move(queue, job, ON_ADD, WAITING, job.opts.lifo or job.flags & LIFO != 0)
+            self._line_up(queue, job)
         if self.listening:
             self.emit(queue, "waiting", jobId=job.id)
+
+    def _line_up(self, queue: Queue, job: Job) -> None:
+        self._move(queue, job, ON_ADD, WAITING, job.opts.lifo or job.flags & LIFO != 0)
 
     def _enqueue_parked(self, queue: Queue, id: str, now_ms: int) -> None:
         """
@@ -123,14 +126,23 @@ class AddingFloor(DeduplicationFloor):
         self._store(queue, job, now_ms)
 
     def _store(self, queue: Queue, job: Job, now_ms: int) -> None:
-        """Enqueue a job that the queue itself makes: here any delay but 0, negative ones too, leads to delayed."""
+        """
+        Enqueue a job that the queue itself makes.
+
+        Here any delay but 0, negative ones too, leads to delayed, and only a priority above 0 to prioritized, as in
+        BullMQ.
+        """
         queue.index[job.id] = job
         if self.listening:
             self.emit(queue, "added", jobId=job.id, name=job.name)
         if job.delay:
             self._place_delayed(queue, job, ON_ADD, now_ms + max(job.delay, 0))
-        else:
+        elif job.priority >= 0:
             self._place_new(queue, job)
+        else:
+            self._line_up(queue, job)
+            if self.listening:
+                self.emit(queue, "waiting", jobId=job.id)
 
     def _need_room(self, queue: Queue, limit: int, deduplication: Deduplication | None, now_ms: int) -> None:
         """Refuse an add beyond `max_waiting`, unless it is going to collapse into a job that is there."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import islice
+from itertools import islice, takewhile
 
 from inproc_jobs.core.changing import ChangingFloor
 from inproc_jobs.core.containers import FinishedSet
@@ -81,7 +81,7 @@ class AdministrationFloor(ChangingFloor):
             for id in _set_order(marked)
             if not self.is_locked(queue, id, now_ms) and self._recover(queue, queue.index.get(id), worker)
         ]
-        queue.stalled_ids = {job.id: None for job in queue.active}
+        queue.stalled_ids = {job.id: None for job in reversed(queue.active)}
         return stalled
 
     def _recover(self, queue: Queue, job: Job | None, worker: WorkerOptions) -> bool:
@@ -293,7 +293,10 @@ def _is_older(job: Job, type: str, cutoff_ms: float) -> bool:
 
 
 def _set_order(ids: dict[str, None]) -> list[str]:
-    """The order in which Redis lists a set: numbers ascending; where it has none to rely on, by start."""
-    if all(id.isascii() and id.isdigit() for id in ids):
-        return sorted(ids, key=int)
-    return list(ids)
+    """
+    The order in which Redis (from 7.2 on) and Valkey list a set of which these were the members in order of adding.
+
+    As long as all are numbers they are kept sorted; from the first text on, which is the form of a list, they are not.
+    """
+    numbers = list(takewhile(lambda id: id.isascii() and id.isdigit(), ids))
+    return [*sorted(numbers, key=int), *list(ids)[len(numbers) :]]

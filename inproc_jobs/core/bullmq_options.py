@@ -29,6 +29,7 @@ __all__ = [
     "parse_job",
     "parse_repeat",
     "parse_worker",
+    "read_options",
     "stored",
 ]
 
@@ -106,7 +107,7 @@ def parse_job(
         queue=queue,
         name=name,
         data=data,
-        opts=_job_options(kept),
+        opts=read_options(kept),
         id=id,
         delay=delay if _is_number(delay) else 0,
         priority=kept.get("priority") or 0,
@@ -232,7 +233,8 @@ def _through_lua(value: Any) -> Any:
     return value
 
 
-def _job_options(kept: dict[str, Any]) -> JobOptions:
+def read_options(kept: dict[str, Any]) -> JobOptions:
+    """The options record of options as they are stored."""
     keep_logs, limit, traces = kept.get("keepLogs"), kept.get("sizeLimit"), kept.get("stackTraceLimit")
     return JobOptions(
         attempts=_number(kept.get("attempts", 0)),  # type: ignore[arg-type]  # a fraction is compared like any number
@@ -353,7 +355,7 @@ def parse_repeat(repeat: Mapping[str, Any], opts: Mapping[str, Any], now_ms: int
         else None,
         lifo=_truthy_in_lua(kept.get("lifo")),
     )
-    return Schedule(plan, _job_options(stored(kept)), kept)
+    return Schedule(plan, read_options(stored(kept)), kept)
 
 
 # --- JavaScript ---------------------------------------------------------------------------------------------------

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import heapq
 
-from inproc_jobs.core.driving import DrivingFloor
 from inproc_jobs.core.job import ABSOLUTE_DUE, DUE_BITS, IN_HISTORY
 from inproc_jobs.core.queue import Queue
+from inproc_jobs.core.restoring import RestoringFloor
 from inproc_jobs.core.states import JobState
 
 __all__ = ["Core"]
 
 
-class Core(DrivingFloor):
+class Core(RestoringFloor):
     """
     The whole truth about jobs, for any number of queues.
 

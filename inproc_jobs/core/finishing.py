@@ -265,7 +265,7 @@ class FinishingFloor(FetchingFloor):
         job = self.need(queue, id, "moveJobFromActiveToWait")
         self._release_lock(queue, job, token, "moveJobFromActiveToWait", now_ms)
         if job.state is ACTIVE:
-            if job.priority:
+            if job.priority > 0:  # a negative one counts as none here, as in BullMQ
                 self._place_prioritized(queue, job, ON_PUT_BACK, counter=0)
             else:
                 self._move(queue, job, ON_PUT_BACK, WAITING, front=True)

@@ -81,6 +81,7 @@ class Trigger(StrEnum):
     CHILDREN_DONE = "children done"
     REPROCESS = "reprocess"
     REMOVE = "remove"
+    RESTORE = "restore"
 
 
 # On Python 3.11 reading a member off its class (`JobState.ACTIVE`) costs 150 ns, a global 8: as much as all the rest of
@@ -129,5 +130,7 @@ TRANSITIONS: Final[dict[Trigger, dict[JobState, frozenset[JobState]]]] = {
     Trigger.CHILDREN_DONE: {_K: _PLACED, _D: _PLACED},
     Trigger.REPROCESS: {_C: _READY, _F: _READY},
     Trigger.REMOVE: {s: frozenset((_R,)) for s in STATES},
+    # From a snapshot a record comes back into the state in which it was written.
+    Trigger.RESTORE: {_R: frozenset(STATES)},
 }
 """trigger -> state before -> states that may follow."""

@@ -47,6 +47,9 @@ class Store(Protocol):
         """
         Stay the owner for another lease. On a connection of its own, so that a slow write does not lose the lease.
 
+        A lease that ran out unclaimed (the store was away, the machine slept) is simply taken again: the fencing number
+        tells whether somebody else was the owner meanwhile. The same holds in `apply`.
+
         Raises:
             LeaseLostError: Too late.
         """
@@ -61,6 +64,13 @@ class Store(Protocol):
         Raises:
             SnapshotUnavailableError: With `outcome` "not written" or "unknown".
             LeaseLostError: Fenced off; nothing was written.
+        """
+
+    def poll_foreign(self) -> list[QueueState]:
+        """
+        Jobs that somebody else has added since the last call; empty where nobody else can.
+
+        Cost: O(1) per queue when nothing was added.
         """
 
     def release(self, *, handover: bool = False) -> None:
