@@ -60,6 +60,7 @@ class Program:
             text=True,
             cwd=REPOSITORY,
             env=environment,
+            start_new_session=True,
         )
 
     def expect(self, line: str) -> None:
@@ -79,10 +80,17 @@ class Program:
         try:
             out, errors = self.process.communicate(timeout=PATIENCE_S)
         except subprocess.TimeoutExpired:
-            self.process.kill()
+            self._kill_group()
             out, errors = self.process.communicate()
             raise AssertionError(f"the program hangs; output: {out}; stderr: {errors}") from None
         return self.process.returncode, out, errors
+
+    def _kill_group(self) -> None:
+        """With the children that it may have forked, which hold its pipes."""
+        if sys.platform == "win32":
+            self.process.kill()
+        else:
+            os.killpg(self.process.pid, signal.SIGKILL)
 
 
 def program(source: str) -> Program:
