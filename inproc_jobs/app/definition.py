@@ -201,12 +201,12 @@ class JobDefinition(Generic[P, R]):
         engine = self._engine()
         receipt = engine.submit(self, payload, job_id, delay, run_at, priority, lifo, deduplication, timestamp, layer)
         if engine.settles:
-            await engine.settle()
+            await engine.settle((receipt,))
         return receipt
 
     def dispatch_sync(self, payload: P, **options: Unpack[DispatchOptions]) -> DispatchedJob[R]:
         """As `dispatch`, from any thread; inside a running loop too, since it does not block."""
-        return self._engine().submit_with(self, payload, options)
+        return self._engine().submit_sync(self, payload, options)
 
     async def dispatch_many(self, jobs: Iterable[tuple[P, DispatchOptions | None]]) -> list[DispatchedJob[R]]:
         """
@@ -224,7 +224,7 @@ class JobDefinition(Generic[P, R]):
         engine = self._engine()
         receipts = await engine.submit_many(self, jobs)
         if engine.settles:
-            await engine.settle()
+            await engine.settle(receipts)
         return receipts
 
     def dispatch_many_sync(self, jobs: Iterable[tuple[P, DispatchOptions | None]]) -> list[DispatchedJob[R]]:
@@ -438,7 +438,7 @@ class Registry:
         for ref in reversed(self._engines):
             engine = ref()
             if engine is not None:
-                if engine.takes_dispatches:
+                if not engine.was_stopped:
                     return engine
                 stopped = stopped or engine
         if stopped is not None:

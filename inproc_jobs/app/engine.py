@@ -11,6 +11,7 @@ import os
 import uuid
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from contextvars import ContextVar, copy_context
 from datetime import datetime
@@ -20,7 +21,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 from inproc_jobs.app.bulk import Bulk
 from inproc_jobs.app.definition import DEFAULT_REGISTRY, JobDefinition, Registry
 from inproc_jobs.app.flows import FlowNode, FlowReceipt, PlannedFlow
-from inproc_jobs.app.hosting import HostedEngine, RunSummary, StopReport
+from inproc_jobs.app.hosting import RunSummary, StopReport
+from inproc_jobs.app.keeping import KeptEngine
 from inproc_jobs.app.options import (
     Deduplication,
     DispatchOptions,
@@ -71,6 +73,7 @@ from inproc_jobs.runtime.handlers import Handler
 from inproc_jobs.runtime.ports import Handlers, Strategy
 from inproc_jobs.runtime.runtime import Runtime
 from inproc_jobs.runtime.worker import QueueWorker
+from inproc_jobs.snapshot.config import Snapshot
 
 if TYPE_CHECKING:
     from typing import Self
@@ -104,7 +107,7 @@ class _Plan:
 
     __slots__ = ("base", "delay_ms", "encode", "index", "is_plain", "name", "opts", "priority", "queue", "worker")
 
-    def __init__(self, job: JobDefinition[Any, Any], base: Layer, worker: QueueWorker, captures: bool) -> None:
+    def __init__(self, job: JobDefinition[Any, Any], base: Layer, worker: QueueWorker, special: bool) -> None:
         self.name = job.name
         self.base = base
         self.opts = job_options(base)
@@ -114,7 +117,7 @@ class _Plan:
         self.queue = worker.queue
         self.index = worker.queue.index
         self.encode = job.handler.codec.encode
-        self.is_plain = self.opts.size_limit is None and not captures
+        self.is_plain = self.opts.size_limit is None and not special
 
 
 class RegistryHandlers:
@@ -137,7 +140,7 @@ class RegistryHandlers:
         return lambda attempts_made, error, record: given(attempts_made, error, JobView(record, queue))
 
 
-class Engine(HostedEngine):
+class Engine(KeptEngine):
     """
     A job engine in this process.
 
@@ -148,6 +151,7 @@ class Engine(HostedEngine):
         default_queue: Queue of the jobs that name none.
         default_job_options: As the options of `define_job`, for what neither it nor the dispatch says.
         history: How many finished jobs whose id is free stay readable, per queue: {"completed": 1000, "failed": 5000}.
+        snapshot: `RedisSnapshot(...)` or `SqliteSnapshot(...)`; None keeps jobs in memory only.
         shutdown_timeout: How long stopping may take, unless it is told otherwise.
         max_starts_per_second: Cap on starts over all queues; None is no cap.
         context_vars: Context variables whose values a job takes over from its dispatch.
@@ -166,7 +170,7 @@ class Engine(HostedEngine):
         default_queue: str = "default",
         default_job_options: Mapping[str, Any] | None = None,
         history: Mapping[str, int] | None = None,
-        snapshot: None = None,
+        snapshot: Snapshot | None = None,
         shutdown_timeout: Any = "30s",
         max_starts_per_second: float | None = None,
         context_vars: Iterable[ContextVar[Any]] = (),
@@ -176,9 +180,11 @@ class Engine(HostedEngine):
         check_engine_number(concurrency, "concurrency", whole=True)
         if max_starts_per_second is not None:
             check_engine_number(max_starts_per_second, "max_starts_per_second", whole=False)
-        if snapshot is not None:
-            raise InvalidOptionError(
-                "snapshots are not part of this version; leave snapshot out", option="snapshot", value=snapshot
+        if snapshot is not None and not isinstance(snapshot, Snapshot):
+            raise InvalidOptionTypeError(
+                f"snapshot must be a RedisSnapshot or a SqliteSnapshot, got {snapshot!r}",
+                option="snapshot",
+                value=snapshot,
             )
         settings = read_queue_settings({} if queues is None else queues)
         if clock is not None:
@@ -204,7 +210,7 @@ class Engine(HostedEngine):
             concurrency=concurrency,
             max_starts_per_second=max_starts_per_second,
         )
-        super().__init__(runtime, parse_ms(shutdown_timeout, option="shutdown_timeout", bare="refuse"))
+        super().__init__(runtime, parse_ms(shutdown_timeout, option="shutdown_timeout", bare="refuse"), snapshot)
         runtime.owner = weakref.ref(self)
         runtime.prepare_queue = self._prepare_queue
         runtime.context_vars = self._context_vars
@@ -225,12 +231,6 @@ class Engine(HostedEngine):
     def __repr__(self) -> str:
         return f"<Engine {self._state.value}, queues {', '.join(self.runtime.core.queues) or '(none yet)'}>"
 
-    settles = False
-    """Whether an awaited dispatch returns only after `settle`."""
-
-    async def settle(self) -> None:
-        """What an awaited dispatch waits for where `settles` is set."""
-
     # --- dispatching --------------------------------------------------------------------------------------------
 
     def _plan(self, job: JobDefinition[Any, Any]) -> _Plan:
@@ -239,7 +239,7 @@ class Engine(HostedEngine):
             base = merge(job.layer, self._defaults)
             with self.runtime.lock:
                 worker = self.runtime.worker(job.queue or self.default_queue)
-            plan = self._plans[job] = _Plan(job, base, worker, bool(self._context_vars))
+            plan = self._plans[job] = _Plan(job, base, worker, bool(self._context_vars or self.hold))
             self._warn_idle_backoff(job.name, plan.opts)
         return plan
 
@@ -322,6 +322,8 @@ class Engine(HostedEngine):
         """Check a dispatch in full and encode it; nothing changes."""
         if not self.takes_dispatches:
             self.refuse_dispatch()
+        if self.hold:
+            self.before_held_dispatch()
         plan = self._plans.get(job) or self._plan(job)
         opts = plan.opts
         if layer is not None:
@@ -395,7 +397,7 @@ class Engine(HostedEngine):
             delay=delay_ms,
             priority=rank,
             timestamp=created,
-            flags=flags,
+            flags=flags | self.hold,
             deduplication=rule,
         )
         if type(answer) is not Job:
@@ -428,6 +430,20 @@ class Engine(HostedEngine):
         """Values of the context variables that jobs take over; those that are not set stay unset."""
         context = copy_context()
         return {var.name: context[var] for var in self._context_vars if var in context} or None
+
+    def submit_sync(self, job: JobDefinition[Any, Any], payload: Any, options: Mapping[str, Any]) -> DispatchedJob[Any]:
+        """
+        One dispatch from a thread.
+
+        Raises:
+            BlockingCallError: A loop runs in this thread, and the dispatch would have to wait for the store.
+        """
+        if not self.hold:
+            return self.submit_with(job, payload, options)
+        self.refuse_in_loop("dispatch_sync with a write_through snapshot", "await job.dispatch()")
+        receipt = self.submit_with(job, payload, options)
+        self.settle_sync((receipt,))
+        return receipt
 
     def submit_with(self, job: JobDefinition[Any, Any], payload: Any, options: Mapping[str, Any]) -> DispatchedJob[Any]:
         """One dispatch with its options as a dict."""
@@ -472,15 +488,30 @@ class Engine(HostedEngine):
             InvalidOptionError, InvalidPayloadError: A node is wrong; nothing was added.
             JobIdTakenError, QueueFullError: As for a dispatch; nothing was added.
         """
-        return self.flow_sync(root)
+        receipt = self._add_flow(root)
+        if self.settles:
+            await self.settle(receipt)
+        return receipt
 
     def flow_sync(self, root: FlowNode) -> FlowReceipt:
         """As `flow`, from any thread."""
-        planned = PlannedFlow(self, root, lambda: str(uuid.uuid4()))
+        if self.hold:
+            self.refuse_in_loop("flow_sync with a write_through snapshot", "await engine.flow()")
+        receipt = self._add_flow(root)
+        if self.hold:
+            self.settle_sync(receipt)
+        return receipt
+
+    def _add_flow(self, root: FlowNode) -> FlowReceipt:
+        planned = PlannedFlow(self, root, self.new_flow_id)
         with self.runtime.lock:
             receipt = planned.add()
         self.runtime.flush()
         return receipt
+
+    def new_flow_id(self) -> str:
+        """An id for a job of a flow that names none, as BullMQ draws them."""
+        return str(uuid.uuid4())
 
     def flow_receipt(self, answer: Job | Duplicate | InprocJobsError, plan: _Plan) -> DispatchedJob[Any]:
         """The receipt of one job of a flow. Lock held."""
@@ -589,6 +620,15 @@ class Engine(HostedEngine):
         """A payload as JSON text, by the type of the handler of that name if there is one."""
         job = self.registry.get(name)
         return encode_json(payload) if job is None else job.handler.codec.encode(payload)
+
+    async def wait_end(self, future: Future[Job], seconds: float | None) -> None:
+        """Wait for the end of a job, for a receipt's `result`."""
+        async with asyncio.timeout(seconds):
+            await asyncio.wrap_future(future)
+
+    def wait_end_sync(self, future: Future[Job], seconds: float | None) -> None:
+        """As `wait_end`, blocking."""
+        future.result(seconds)
 
     def forget_definition(self, name: str) -> None:
         """A name was defined anew: runs that start from now on use the new handler."""
@@ -721,9 +761,7 @@ class Engine(HostedEngine):
             "state": self._state.value,
             "loop_lag_ms": round(runtime.loop_lag_s * 1000, 3),
             "pid": os.getpid(),
-            "unsaved_changes": None,
-            "last_save_at": None,
-            "parked_jobs": 0,
+            **self.snapshot_health(),
             "queues": queues,
         }
 

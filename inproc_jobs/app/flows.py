@@ -175,7 +175,7 @@ class PlannedFlow:
             delay=delay_ms if due is None else due - now_ms,
             priority=rank,
             timestamp=created,
-            flags=flags,
+            flags=flags | self._engine.hold,
             parent=None if parent is None else ParentLink(parent.id, parent.prepared[0].queue.name, policy),
             has_children=bool(planned.children),
         )

@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 
 __all__ = ["EngineState", "HostedEngine", "RunSummary", "StopReport"]
 
+MIN_SAVE_S: Final = 1.0
+"""How long a last save may take even if `shutdown_timeout` is over: jobs are worth a second."""
 CANCEL_GRACE_S: Final = 0.1
 """How long a cancelled handler may clean up once `shutdown_timeout` is over."""
 BLOCKED_GRACE_S: Final = 1.0
@@ -117,11 +119,27 @@ class HostedEngine:
         self._stop_requested: Callable[[], None] | None = None
         self._shutting_down: asyncio.Task[StopReport] | None = None
         self._draining = False
+        self._handing_over = False
+        self.drains_by_default = True
         self._given_up = False
         self._last_report = StopReport()
         self._host_lock = threading.Lock()
         self._hurry_event = asyncio.Event()
         _ENGINES.add(self)
+
+    @property
+    def was_stopped(self) -> bool:
+        """Whether it is of no use to a dispatch that may go elsewhere; one that stops right now still speaks up."""
+        return self._state in {EngineState.STOPPED, EngineState.FORKED}
+
+    # --- what a snapshot adds -----------------------------------------------------------------------------------
+
+    async def before_hosting(self) -> None:
+        """Called before the engine runs on a loop; nothing to do without a snapshot."""
+
+    async def after_runs(self, seconds: float, *, handover: bool = False) -> bool:
+        """Called when no run is left; whether everything is stored somewhere."""
+        return False
 
     # --- refusals -----------------------------------------------------------------------------------------------
 
@@ -167,6 +185,7 @@ class HostedEngine:
         self._begin()
         if self._state is EngineState.RUNNING:
             return
+        await self.before_hosting()
         self._host(asyncio.get_running_loop())
 
     async def astop(self, timeout: Any = None, *, drain: bool | None = None) -> StopReport:
@@ -230,6 +249,7 @@ class HostedEngine:
 
     async def _serve(self, ready: Callable[[], None]) -> None:
         """Host until somebody has shut the engine down."""
+        await self.before_hosting()
         self._host(asyncio.get_running_loop())
         stopped = asyncio.Event()
         self._stop_requested = stopped.set
@@ -329,6 +349,7 @@ class HostedEngine:
 
     async def _run_until_idle(self, seconds: float | None, show: Progress | None) -> bool:
         """Host for a while, without ever counting as stopped."""
+        await self.before_hosting()
         self._host(asyncio.get_running_loop())
         try:
             return await self._wait_idle(seconds, show)
@@ -336,8 +357,10 @@ class HostedEngine:
             self.runtime.fetching = False
             await self._end_runs()
             self.runtime.flush()
+            await self.after_runs(self._shutdown_timeout_s)
             self.runtime.unhost()
             self._state = EngineState.NEW
+            self.takes_dispatches = self.drains_by_default
 
     async def _wait_idle(self, seconds: float | None, show: Progress | None) -> bool:
         """True when the time was over first."""
@@ -376,6 +399,7 @@ class HostedEngine:
             signalled.set()
 
         with _signals(loop, on_signal):
+            await self.before_hosting()
             self._host(loop)
             self._stop_requested = signalled.set
             await signalled.wait()
@@ -488,7 +512,7 @@ class HostedEngine:
         if self._shutting_down is None:
             self._state = EngineState.STOPPING
             self.takes_dispatches = False
-            self._draining = drain is not False
+            self._draining = self.drains_by_default if drain is None else drain
             if not self._draining:
                 self.runtime.fetching = False
             self._shutting_down = asyncio.get_running_loop().create_task(self._do_shut_down(seconds))
@@ -501,9 +525,12 @@ class HostedEngine:
         timed_out = False
         interrupted: tuple[str, ...] = ()
         abandoned: tuple[str, ...] = ()
+        saved = False
+        end = runtime.monotonic() + seconds
         try:
             timed_out = not await self._finish_what_runs(seconds)
             interrupted, abandoned = await self._end_runs()
+            saved = await self.after_runs(max(MIN_SAVE_S, end - runtime.monotonic()), handover=self._handing_over)
         finally:
             runtime.fetching = False
             self._draining = False
@@ -515,7 +542,7 @@ class HostedEngine:
             self._state = EngineState.STOPPED
             self._given_up = False
             self._shutting_down = None
-            self._last_report = self._report(interrupted, abandoned, timed_out, before)
+            self._last_report = self._report(interrupted, abandoned, timed_out, before, saved=saved)
             if self._stop_requested is not None:
                 self._stop_requested()
                 self._stop_requested = None
@@ -565,9 +592,15 @@ class HostedEngine:
         self._hurry_event.set()
 
     def _report(
-        self, interrupted: tuple[str, ...], abandoned: tuple[str, ...], timed_out: bool, before: tuple[int, int]
+        self,
+        interrupted: tuple[str, ...],
+        abandoned: tuple[str, ...],
+        timed_out: bool,
+        before: tuple[int, int],
+        *,
+        saved: bool = False,
     ) -> StopReport:
-        left = self._left_by_state()
+        left = {} if saved else self._left_by_state()
         lost = sum(left.values())
         if lost:
             self.runtime.log.warning("engine stopped with jobs that nothing keeps", lost=lost, **left)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
@@ -74,8 +73,7 @@ class DispatchedJob(msgspec.Struct, Generic[R], frozen=True, eq=False, gc=False)
         job = self._need_job()
         while (future := self._begin_waiting(job, seconds)) is not None:
             try:
-                async with asyncio.timeout(seconds):
-                    await asyncio.wrap_future(future)
+                await self._engine.wait_end(future, seconds)
             finally:
                 self._done_waiting(job, future)
         return self._outcome(job)
@@ -92,7 +90,7 @@ class DispatchedJob(msgspec.Struct, Generic[R], frozen=True, eq=False, gc=False)
         job = self._need_job()
         while (future := self._begin_waiting(job, seconds)) is not None:
             try:
-                future.result(seconds)
+                self._engine.wait_end_sync(future, seconds)
             finally:
                 self._done_waiting(job, future)
         return self._outcome(job)

@@ -28,7 +28,8 @@ class TrackedDict(dict[K, V]):
 
     def __init__(self, given: Mapping[K, V]) -> None:
         super().__init__(given)
-        self.touched: dict[K, None] = {}
+        # What was there before the tracking began is news to a store as well.
+        self.touched: dict[K, None] = dict.fromkeys(given)
 
     def __setitem__(self, key: K, value: V) -> None:
         self.touched[key] = None

@@ -277,6 +277,13 @@ class Runtime:
         self.workers[name] = worker
         return worker
 
+    def start_over(self) -> None:
+        """Empty every queue, keeping the workers; a snapshot fills them again. Lock held, nothing runs."""
+        self.core.queues.clear()
+        for name, worker in self.workers.items():
+            worker.queue = self.core.queue(name)
+            self.prepare_queue(worker.queue)
+
     def worker(self, name: str) -> QueueWorker:
         """The worker of a queue, made with the defaults when first named. Lock held."""
         return self.workers.get(name) or self.add_worker(name, None, None)

@@ -1,0 +1,221 @@
+"""The engine and its snapshot: opening before it runs, saving while it does, closing after it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from inproc_jobs.app.hosting import EngineState, HostedEngine
+from inproc_jobs.core.job import HELD
+from inproc_jobs.errors import EngineNotStartedError, LeaseLostError, SnapshotUnavailableError
+from inproc_jobs.runtime.runtime import Runtime
+from inproc_jobs.snapshot.keeper import Keeper
+
+if TYPE_CHECKING:
+    import threading
+
+    from inproc_jobs.app.receipt import DispatchedJob
+    from inproc_jobs.core.core import Core
+    from inproc_jobs.snapshot.config import Snapshot
+
+__all__ = ["KeptEngine"]
+
+T = TypeVar("T")
+
+
+class _Host:
+    """The engine as its keeper sees it."""
+
+    def __init__(self, engine: KeptEngine) -> None:
+        self._engine = engine
+        self.core: Core = engine.runtime.core
+        self.lock: threading.Lock = engine.runtime.lock
+
+    def now_ms(self) -> int:
+        """The wall clock; lock held."""
+        return self._engine.runtime.now_ms()
+
+    def stored(self, queues: set[str]) -> None:
+        """Jobs of these queues may start."""
+        runtime = self._engine.runtime
+        with self.lock:
+            for name in queues:
+                runtime.summon(runtime.worker(name))
+        runtime.flush()
+
+    def lost_lease(self, error: LeaseLostError) -> None:
+        """Somebody else owns the store."""
+        self._engine.stop_at_once(error)
+
+    def warn(self, event: str, **fields: Any) -> None:
+        """Say something to the operator."""
+        self._engine.runtime.log.warning(event, **fields)
+
+
+class KeptEngine(HostedEngine):
+    """
+    An engine that may have a snapshot.
+
+    Attributes:
+        settles: Whether an awaited dispatch returns only after `settle`.
+        hold: The flag that a new job gets so that it does not start before it is stored; 0 for none.
+    """
+
+    settles: bool = False
+
+    def __init__(self, runtime: Runtime, shutdown_timeout_ms: int, snapshot: Snapshot | None) -> None:
+        super().__init__(runtime, shutdown_timeout_ms)
+        self._snapshot = snapshot
+        self._keeper: Keeper | None = None
+        self.drains_by_default = snapshot is None
+        self.hold = 0
+        self._stop_error: LeaseLostError | None = None
+        self._stopping_task: asyncio.Task[Any] | None = None
+        if snapshot is not None:
+            # Until the store is read nobody knows which ids are alive.
+            self.takes_dispatches = False
+            if snapshot.mode == "write_through":
+                self.settles = True
+                self.hold = HELD
+
+    # --- opening and closing ------------------------------------------------------------------------------------
+
+    async def before_hosting(self) -> None:
+        """Open the snapshot, without blocking the loop."""
+        if self._snapshot is None:
+            return
+        self._start_over()
+        keeper = Keeper(
+            self._snapshot.open_store(),
+            _Host(self),
+            mode=self._snapshot.mode,
+            every_ms=self._snapshot.every_ms,
+            lease_ms=self._snapshot.lease_ms,
+            on_held=self._snapshot.on_held,
+        )
+        try:
+            await _in_thread(keeper.open)
+        except asyncio.CancelledError:
+            keeper.give_up_waiting()
+            raise
+        self._keeper = keeper
+        with self.runtime.lock:
+            for name in list(self.runtime.core.queues):
+                self.runtime.worker(name)
+
+    def _start_over(self) -> None:
+        """What is in memory is of an earlier life; the store knows better."""
+        with self.runtime.lock:
+            self.runtime.start_over()
+
+    async def after_runs(self, seconds: float, *, handover: bool = False) -> bool:
+        """Save what is left and close the snapshot; answers whether everything is stored. False without a snapshot."""
+        keeper, self._keeper = self._keeper, None
+        if keeper is None:
+            return False
+        return await _in_thread(lambda: keeper.close(seconds, handover=handover))
+
+    async def handover(self, timeout: Any = None) -> None:
+        """
+        Stop, and leave the jobs as a live BullMQ queue: workers of a real BullMQ may take over at once.
+
+        Raises:
+            SnapshotUnavailableError: There is no snapshot in Redis, or not everything could be stored.
+        """
+        if self._snapshot is None:
+            raise SnapshotUnavailableError("there is nothing to hand over: the engine has no snapshot")
+        self._handing_over = True
+        try:
+            report = await self.astop(timeout, drain=False)
+        finally:
+            self._handing_over = False
+        if report.lost:
+            raise SnapshotUnavailableError(f"{report.lost} jobs could not be stored before the handover")
+
+    def stop_at_once(self, error: LeaseLostError) -> None:
+        """The lease is lost: nothing of ours may be written any more, so nothing may run any more. Any thread."""
+        runtime = self.runtime
+        runtime.log.error("lease of the snapshot was lost; the engine stops", reason=str(error))
+        runtime.fetching = False
+        self.takes_dispatches = False
+        self._stop_error = error
+        runtime.call_on_loop(self._begin_stop)
+
+    def _begin_stop(self) -> None:
+        loop = self.runtime.loop
+        if loop is not None and self._state is EngineState.RUNNING:
+            self._stopping_task = loop.create_task(self._shut_down(0.0, False))
+
+    # --- dispatching --------------------------------------------------------------------------------------------
+
+    def refuse_dispatch(self) -> None:
+        """As without a snapshot; before the start with one there is a better word."""
+        if self._snapshot is not None and self._state is EngineState.NEW:
+            raise EngineNotStartedError(
+                "the engine has a snapshot and was not started: until the store is read nobody knows which ids are alive; "
+                "start it first (async with engine, engine.start())"
+            )
+        super().refuse_dispatch()
+
+    def before_held_dispatch(self) -> None:
+        """
+        In mode write_through, refuse at once while the store is known to be away.
+
+        Raises:
+            SnapshotUnavailableError: Nothing was added.
+        """
+        if self._keeper is not None:
+            self._keeper.refuse_while_down()
+
+    async def settle(self, receipts: Iterable[DispatchedJob[Any]]) -> None:
+        """
+        Return once the jobs of these receipts are stored.
+
+        Raises:
+            SnapshotUnavailableError: One could not be; it is not in memory either.
+        """
+        for future in self._stored_futures(receipts):
+            await asyncio.wrap_future(future)
+
+    def settle_sync(self, receipts: Iterable[DispatchedJob[Any]]) -> None:
+        """As `settle`, blocking."""
+        for future in self._stored_futures(receipts):
+            future.result()
+
+    def _stored_futures(self, receipts: Iterable[DispatchedJob[Any]]) -> list[Future[None]]:
+        keeper = self._keeper
+        if keeper is None:
+            return []
+        jobs = [receipt._job for receipt in receipts]  # noqa: SLF001  # the facade's own record
+        with self.runtime.lock:
+            futures = [keeper.wait_stored(job) for job in jobs if job is not None]
+        return [future for future in futures if future is not None]
+
+    def snapshot_health(self) -> dict[str, Any]:
+        """How the snapshot is; Nones without one."""
+        if self._keeper is None:
+            return {"unsaved_changes": None, "last_save_at": None, "store": None, "store_error": None, "parked_jobs": 0}
+        return self._keeper.health()
+
+
+async def _in_thread(call: Callable[[], T]) -> T:
+    """Run a blocking call in a thread of its own: the loop's default executor may be full of the host's work."""
+    import threading
+
+    future: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            result = call()
+        except BaseException as error:  # noqa: BLE001  # handed to whoever awaits
+            with contextlib.suppress(Exception):
+                future.set_exception(error)
+        else:
+            with contextlib.suppress(Exception):
+                future.set_result(result)
+
+    threading.Thread(target=run, name="inproc_jobs snapshot call", daemon=True).start()
+    return await asyncio.wrap_future(future)
