@@ -51,9 +51,7 @@ async def test_after_the_run_the_next_trigger_opens_a_new_window(world: World) -
 # --- when -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "delay", ["2s", " 2 s", "2000ms", "2.0s", 2000, timedelta(seconds=2)], ids=lambda value: repr(value)
-)
+@pytest.mark.parametrize("delay", ["2s", " 2 s", "2000ms", "2.0s", 2000, timedelta(seconds=2)], ids=repr)
 def test_forms_of_a_delay(world: World, delay: Any) -> None:
     """Text, timedelta and bare milliseconds mean the same."""
 
@@ -98,7 +96,9 @@ async def test_run_at(world: World) -> None:
     """An aware datetime of any zone is a moment."""
     job = world.recorder()
     async with world.engine():
-        receipt = await job.dispatch(None, run_at=(START + timedelta(minutes=5)).astimezone(timezone(timedelta(hours=7))))
+        receipt = await job.dispatch(
+            None, run_at=(START + timedelta(minutes=5)).astimezone(timezone(timedelta(hours=7)))
+        )
         assert receipt.state == "delayed"
         view = await job.find(receipt.id)
         assert view is not None
@@ -122,7 +122,11 @@ async def test_run_at_1970_and_before_runs_at_once(world: World) -> None:
     """Moments that are 0 or negative as milliseconds are past ones like all others."""
     job = world.recorder()
     async with world.engine():
-        for moment in (datetime(1970, 1, 1, tzinfo=UTC), datetime(1901, 1, 1, tzinfo=UTC), datetime.min.replace(tzinfo=UTC)):
+        for moment in (
+            datetime(1970, 1, 1, tzinfo=UTC),
+            datetime(1901, 1, 1, tzinfo=UTC),
+            datetime.min.replace(tzinfo=UTC),
+        ):
             await job.dispatch(None, run_at=moment)
         await asyncio.sleep(1)
     assert job.starts == [0, 0, 0]
@@ -292,7 +296,9 @@ async def test_c38_dates_after_2039(world: World) -> None:
     async with world.engine():
         await job.dispatch("two", delay=2)
         await job.dispatch("one", delay=1)
-        await job.dispatch("last year of all", run_at=datetime(9999, 12, 31, 23, 59, 59, 999000, tzinfo=UTC), job_id="last")
+        await job.dispatch(
+            "last year of all", run_at=datetime(9999, 12, 31, 23, 59, 59, 999000, tzinfo=UTC), job_id="last"
+        )
         view = await job.find("last")
         assert view is not None
         assert view.due_at == datetime(9999, 12, 31, 23, 59, 59, 999000, tzinfo=UTC)
@@ -526,7 +532,7 @@ async def test_c45_a_year_forward_and_back(world: World) -> None:
         await asyncio.sleep(1)
         world.clock.step_wall(365 * 24 * HOUR_MS)
         await asyncio.sleep(11)
-        assert [payload for payload in job.payloads] == ["before"]
+        assert job.payloads == ["before"]
         await job.dispatch("in the wrong year", delay="1h")
         world.clock.step_wall(-365 * 24 * HOUR_MS)
         await asyncio.sleep(2 * 3600)

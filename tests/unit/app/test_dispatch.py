@@ -108,7 +108,7 @@ HANDLERS: dict[str, tuple[Any, str | None]] = {
     "async __call__": (Caller(), None),
     "bound async method": (Method().method, None),
     "bound plain method": (Method().plain, None),
-    "lambda giving a coroutine": (lambda payload: one(payload), None),
+    "lambda giving a coroutine": (lambda payload: one(payload), None),  # noqa: PLW0108  # a lambda is the point
     "lambda inline": (lambda payload: payload + 1, "inline"),
     "plain giving a coroutine in a thread": (a_coroutine, "thread"),
     "plain giving a coroutine inline": (a_coroutine, "inline"),
@@ -225,7 +225,13 @@ async def test_result_of_a_failed_job(world: World) -> None:
         with pytest.raises(JobFailedError, match=r"job 'x' \(mail\) in queue 'mails' failed: second") as caught:
             await receipt.result()
     error = caught.value
-    assert (error.id, error.name, error.queue, error.reason, len(error.stacktrace)) == ("x", "mail", "mails", "second", 2)
+    assert (error.id, error.name, error.queue, error.reason, len(error.stacktrace)) == (
+        "x",
+        "mail",
+        "mails",
+        "second",
+        2,
+    )
 
 
 @virtual
@@ -520,7 +526,14 @@ async def test_context_of_a_run(world: World) -> None:
         await asyncio.sleep(10)
     (ctx,) = job.contexts
     assert isinstance(ctx, JobContext)
-    assert (ctx.id, ctx.name, ctx.queue, ctx.attempt, ctx.max_attempts, ctx.cancelled) == ("x", "mail", "mails", 1, 3, False)
+    assert (ctx.id, ctx.name, ctx.queue, ctx.attempt, ctx.max_attempts, ctx.cancelled) == (
+        "x",
+        "mail",
+        "mails",
+        1,
+        3,
+        False,
+    )
     assert (ctx.late_by_ms, repr(ctx)) == (0, "JobContext(id='x', name='mail', queue='mails', attempt=1)")
 
 

@@ -369,8 +369,16 @@ ENGINE: list[tuple[str, Any, tuple[str, ...]]] = [
     ("queues", {"emails": {"limiter": {"max": 5}}}, ("queues['emails'].limiter", "duration")),
     ("queues", {"emails": {"limiter": {"max": 5, "duration": "1s", "x": 1}}}, ("queues['emails'].limiter",)),
     ("queues", {"emails": {"limiter": {"max": 0, "duration": "1s"}}}, ("queues['emails'].limiter.max",)),
-    ("queues", {"emails": {"limiter": {"max": 1, "duration": 0}}}, ("queues['emails'].limiter.duration", "more than 0")),
-    ("queues", {"emails": {"limiter": {"max": 1, "duration": "1 week"}}}, ("queues['emails'].limiter.duration", "unit")),
+    (
+        "queues",
+        {"emails": {"limiter": {"max": 1, "duration": 0}}},
+        ("queues['emails'].limiter.duration", "more than 0"),
+    ),
+    (
+        "queues",
+        {"emails": {"limiter": {"max": 1, "duration": "1 week"}}},
+        ("queues['emails'].limiter.duration", "unit"),
+    ),
     ("default_job_options", [], ("dict",)),
     ("default_job_options", {"retries": 3}, ("'retries'", "attempts")),
     ("default_job_options", {"job_id": "x"}, ("'job_id'", "attempts")),
@@ -505,7 +513,9 @@ OVERRIDES: list[tuple[str, Any, Any, Callable[[Any], Any], Any]] = [
 
 
 @pytest.mark.parametrize(("option", "low", "high", "read", "expected"), OVERRIDES, ids=name_of)
-async def test_precedence_of_each_option(world: World, option: str, low: Any, high: Any, read: Any, expected: Any) -> None:
+async def test_precedence_of_each_option(
+    world: World, option: str, low: Any, high: Any, read: Any, expected: Any
+) -> None:
     """Falsy values (0, False) win too: only None means 'not given'."""
     by_default = world.noop("by default")
     defined_low, defined_high = world.noop("low", **{option: low}), world.noop("high", **{option: high})
@@ -605,7 +615,9 @@ def test_registries_are_apart() -> None:
 # --- waiting calls ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("timeout", [-1, True, float("nan"), float("inf"), "soon", [], timedelta(seconds=-1)], ids=name_of)
+@pytest.mark.parametrize(
+    "timeout", [-1, True, float("nan"), float("inf"), "soon", [], timedelta(seconds=-1)], ids=name_of
+)
 async def test_waiting_calls_refuse_wrong_timeouts(world: World, engine: Engine, timeout: Any) -> None:
     """`result`, `result_sync`, `stop`, `astop` and `run_until_idle` check their timeout before they do anything."""
     job = world.noop()
@@ -635,7 +647,7 @@ async def test_stop_refuses_a_wrong_drain(world: World, engine: Engine, drain: A
 
 def test_events_refuse(engine: Engine) -> None:
     """A wrong event name, listener or bound is refused; nothing listens afterwards."""
-    with pytest.raises(InvalidOptionError, match="'finished'.*completed"):
+    with pytest.raises(InvalidOptionError, match=r"'finished'.*completed"):
         engine.on("finished", print)
     with pytest.raises(InvalidOptionTypeError, match="callable"):
         engine.on("completed", "print")  # type: ignore[arg-type]
@@ -663,7 +675,7 @@ async def test_pages_refuse_what_is_no_position(world: World, engine: Engine, st
         lambda: engine.queue("default").jobs((), start, end),
         lambda: engine.queue("default").logs("x", start, end),
     ):
-        with pytest.raises(InvalidOptionTypeError, match="start|end"):
+        with pytest.raises(InvalidOptionTypeError, match=r"start|end"):
             call()
 
 

@@ -107,7 +107,9 @@ async def test_c85_c86_what_is_not_json_is_refused_with_its_path(world: World, e
             job.dispatch_sync(payload)
 
 
-@pytest.mark.parametrize("payload", [{1: "a", "1": "b"}, {None: 1}, {True: 1}, {1.5: 1}, {("a",): 1}, {b"a": 1}, {"a\ud800": 1}], ids=repr)
+@pytest.mark.parametrize(
+    "payload", [{1: "a", "1": "b"}, {None: 1}, {True: 1}, {1.5: 1}, {("a",): 1}, {b"a": 1}, {"a\ud800": 1}], ids=repr
+)
 async def test_c91_keys_that_are_not_text(world: World, engine: Engine, payload: Any) -> None:
     """C91: refused instead of converted, since two keys could become one."""
     with refused(engine, InvalidPayloadError, "payload", "key"):
@@ -215,7 +217,11 @@ async def test_c87_c89_values_arrive_exactly(world: World, value: Any) -> None:
 
 
 json_values = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=8),
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**64 - 1)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=8),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=4),
     max_leaves=12,
 )
@@ -255,7 +261,7 @@ async def test_c89_nul_in_the_error_text(world: World) -> None:
     engine = world.engine()
     async with engine:
         for _ in range(2):
-            with pytest.raises(JobFailedError, match="x.*y"):
+            with pytest.raises(JobFailedError, match=r"x.*y"):
                 await (await job.dispatch(None)).result()
         for failed in await engine.failed_jobs():
             assert failed.failed_reason is not None
@@ -342,7 +348,18 @@ def a_generator() -> Any:
 
 @pytest.mark.parametrize(
     "make",
-    [circular, deep, threading.Lock, a_generator, object, lambda: float("nan"), lambda: {1: 2}, lambda: {"a": {1, 2}}, lambda: b"x", lambda: "\ud800"],
+    [
+        circular,
+        deep,
+        threading.Lock,
+        a_generator,
+        object,
+        lambda: float("nan"),
+        lambda: {1: 2},
+        lambda: {"a": {1, 2}},
+        lambda: b"x",
+        lambda: "\ud800",
+    ],
 )
 @pytest.mark.parametrize("executor", [None, "inline", "thread"])
 def test_c95_a_result_that_cannot_be_stored(
@@ -373,7 +390,7 @@ def test_c95_a_result_that_cannot_be_stored(
         job = world.job(handle if executor is None else plain, attempts=5, executor=executor)
         async with world.engine():
             receipt = await job.dispatch(None, job_id="x")
-            with pytest.raises(JobFailedError, match="cannot be stored.*result"):
+            with pytest.raises(JobFailedError, match=r"cannot be stored.*result"):
                 await receipt.result()
             await asyncio.sleep(100)
             view = await job.find("x")
@@ -499,7 +516,7 @@ def test_an_annotation_that_cannot_be_resolved(world: World) -> None:
     async def handle(payload: "NoSuchType") -> None:  # type: ignore[name-defined]  # noqa: F821
         pass
 
-    with pytest.raises(InvalidHandlerError, match="'mail'.*NoSuchType"):
+    with pytest.raises(InvalidHandlerError, match=r"'mail'.*NoSuchType"):
         world.job(handle, "mail")
     assert world.registry.get("mail") is None
 

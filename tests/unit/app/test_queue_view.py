@@ -343,9 +343,9 @@ async def test_retry_of_finished_jobs(world: World) -> None:
 @pytest.mark.parametrize(
     ("change", "error"),
     [
-        (lambda queue, id: queue.retry(id), JobNotInStateError),
-        (lambda queue, id: queue.promote(id), JobNotInStateError),
-        (lambda queue, id: queue.change_delay(id, "5s"), JobNotInStateError),
+        (lambda queue, name: queue.retry(name), JobNotInStateError),
+        (lambda queue, name: queue.promote(name), JobNotInStateError),
+        (lambda queue, name: queue.change_delay(name, "5s"), JobNotInStateError),
     ],
 )
 @virtual

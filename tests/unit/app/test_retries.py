@@ -87,7 +87,9 @@ def test_backoff_forms(world: World, backoff: Any, starts: list[int]) -> None:
 
 
 @virtual
-async def test_c69_backoff_without_attempts_is_one_run_and_a_warning(world: World, caplog: pytest.LogCaptureFixture) -> None:
+async def test_c69_backoff_without_attempts_is_one_run_and_a_warning(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
     """C69: attempts defaults to 1; the idle backoff is named in the log, once per job name."""
     job = world.recorder(backoff=100)
     job.script = list(FAIL)
@@ -174,7 +176,10 @@ async def test_c71_same_draws_same_waits(world: World) -> None:
 
 
 @given(
-    delay=st.integers(0, 10**9), jitter=st.floats(0, 1), attempts=st.integers(2, 6), kind=st.sampled_from(["fixed", "exponential"])
+    delay=st.integers(0, 10**9),
+    jitter=st.floats(0, 1),
+    attempts=st.integers(2, 6),
+    kind=st.sampled_from(["fixed", "exponential"]),
 )
 @settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_backoff_ends(delay: int, jitter: float, attempts: int, kind: str) -> None:
@@ -305,7 +310,9 @@ class SubclassedUnrecoverableError(UnrecoverableError):
 NAMESAKE = type("UnrecoverableError", (Exception,), {})
 
 
-@pytest.mark.parametrize("error", [UnrecoverableError("no"), SubclassedUnrecoverableError("no"), NAMESAKE("no")], ids=repr)
+@pytest.mark.parametrize(
+    "error", [UnrecoverableError("no"), SubclassedUnrecoverableError("no"), NAMESAKE("no")], ids=repr
+)
 def test_c74_unrecoverable(world: World, error: Exception) -> None:
     """C74: by class, by subclass, by the mere name of the class: one run, failed for good."""
 
@@ -374,7 +381,14 @@ async def test_rate_limited_stops_the_queue(world: World) -> None:
 async def test_any_exception_is_a_failure(world: World) -> None:
     """Whatever is raised, base exceptions too, is an attempt that failed."""
     job = world.recorder(attempts=6)
-    errors = [ValueError("v"), KeyboardInterrupt(), SystemExit(3), BaseException("b"), StopAsyncIteration(), asyncio.CancelledError()]
+    errors = [
+        ValueError("v"),
+        KeyboardInterrupt(),
+        SystemExit(3),
+        BaseException("b"),
+        StopAsyncIteration(),
+        asyncio.CancelledError(),
+    ]
     job.script = list(errors)
     view = await run(world, job)
     assert (len(job.runs), view.state, view.attempts_made) == (6, "failed", 6)
@@ -527,7 +541,12 @@ async def test_failed_jobs_newest_first_and_by_page(world: World) -> None:
         newest = (await engine.failed_jobs(end=0))[0]
         assert isinstance(newest, FailedJob)
         assert isinstance(newest, JobView)
-        assert (newest.payload, newest.failed_reason, newest.state, newest.queue) == (6, "failure 7", "failed", "default")
+        assert (newest.payload, newest.failed_reason, newest.state, newest.queue) == (
+            6,
+            "failure 7",
+            "failed",
+            "default",
+        )
         assert newest.finished_at == START + timedelta(seconds=6)
 
 
@@ -601,7 +620,9 @@ def test_retrying_what_has_not_failed(world: World, state: str) -> None:
             if state != "missing":
                 await job.dispatch(None, job_id="x", delay="1h" if state == "delayed" else 0)
             await asyncio.sleep(1)
-            with refused(engine, FailedJobNotFoundError, "'x'", "'default'", "no job" if state == "missing" else state) as caught:
+            with refused(
+                engine, FailedJobNotFoundError, "'x'", "'default'", "no job" if state == "missing" else state
+            ) as caught:
                 await engine.retry_failed_job("x")
             assert caught.value.id == "x"
             assert isinstance(caught.value, LookupError)

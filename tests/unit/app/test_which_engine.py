@@ -320,7 +320,6 @@ async def test_the_module_functions_inside_a_handler(world: World) -> None:
 # --- sync and async ---------------------------------------------------------------------------------------------
 
 
-@virtual
 async def test_async_calls_from_another_loop(world: World) -> None:
     """Every async call works from any loop: the engine lives in a thread of its own, the caller in this loop."""
     registry = Registry()
@@ -373,7 +372,9 @@ async def test_async_calls_from_another_loop(world: World) -> None:
     ids=["result_sync", "stop", "run_until_idle", "run_forever"],
 )
 @virtual
-async def test_blocking_calls_inside_the_loop_that_hosts_the_engine(world: World, call: Callable[..., Any], twin: str) -> None:
+async def test_blocking_calls_inside_the_loop_that_hosts_the_engine(
+    world: World, call: Callable[..., Any], twin: str
+) -> None:
     """BlockingCallError names the async twin; nothing has happened: the engine runs on."""
     job = world.recorder()
     engine = world.engine()

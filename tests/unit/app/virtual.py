@@ -46,7 +46,9 @@ class VirtualClock:
 
     def set_wall(self, moment: datetime) -> None:
         """Set the wall clock to a moment."""
-        self.wall_offset_ms += int((moment - datetime(1970, 1, 1, tzinfo=UTC)) / timedelta(milliseconds=1)) - self.now_ms()
+        self.wall_offset_ms += (
+            int((moment - datetime(1970, 1, 1, tzinfo=UTC)) / timedelta(milliseconds=1)) - self.now_ms()
+        )
 
     def jump(self, ms: int) -> None:
         """Both clocks move at once, as if the loop had been blocked so long."""

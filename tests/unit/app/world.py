@@ -110,7 +110,17 @@ def fingerprint(engine: Engine) -> dict[str, Any]:
     prints: dict[str, Any] = {}
     for name, queue in core.queues.items():
         jobs = {
-            id: (job.name, job.data, job.state, job.delay, job.priority, job.order, job.attempts_made, job.opts, job.flags)
+            id: (
+                job.name,
+                job.data,
+                job.state,
+                job.delay,
+                job.priority,
+                job.order,
+                job.attempts_made,
+                job.opts,
+                job.flags,
+            )
             for id, job in queue.index.items()
         }
         keys = {id: (key.owner, key.until_ms) for id, key in queue.deduplication.items()}
