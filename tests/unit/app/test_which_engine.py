@@ -331,7 +331,7 @@ async def test_async_calls_from_another_loop(world: World) -> None:
         return payload
 
     job = registry.define_job("job", handle=handle)
-    engine = Engine(registry=registry)
+    engine = Engine(registry=registry, concurrency=8)
     outcome: list[Any] = []
 
     async def story() -> None:
