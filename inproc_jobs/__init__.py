@@ -14,6 +14,21 @@ from inproc_jobs._version import __version__
 # Type checkers know this name wherever it comes from; importing typing would cost many times what this module does.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from inproc_jobs.app.flows import FlowNode, FlowReceipt
+    from inproc_jobs.app.schedules import ScheduleView
+    from inproc_jobs.observe.listeners import EngineEvent
+    from inproc_jobs.observe.logs import JobLogFilter
+    from inproc_jobs.snapshot.config import RedisSnapshot, SqliteSnapshot
+
+__all__` and the `TYPE_CHECKING` block, for people and type checkers, and
+`_NAMES_OF`, for the interpreter. `tests/packaging/test_public_names.py` asserts that the three agree.
+"""
+
+from inproc_jobs._version import __version__
+
+# Type checkers know this name wherever it comes from; importing typing would cost many times what this module does.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
     from inproc_jobs.app.definition import JobDefinition, Registry, define_job
     from inproc_jobs.app.engine import Engine, RunSummary, StopReport, failed_jobs, retry_failed_job
     from inproc_jobs.app.options import Deduplication
@@ -71,11 +86,14 @@ __all__ = [
     "Deduplication",
     "DispatchedJob",
     "Engine",
+    "EngineEvent",
     "EngineForkedError",
     "EngineNotStartedError",
     "EngineStoppedError",
     "FailedJob",
     "FailedJobNotFoundError",
+    "FlowNode",
+    "FlowReceipt",
     "InprocJobsError",
     "InvalidDurationError",
     "InvalidHandlerError",
@@ -92,6 +110,7 @@ __all__ = [
     "JobLockMismatchError",
     "JobLockMissingError",
     "JobLockedError",
+    "JobLogFilter",
     "JobNotFoundError",
     "JobNotInStateError",
     "JobPendingChildrenError",
@@ -110,13 +129,16 @@ __all__ = [
     "QueueFullError",
     "QueueView",
     "RateLimited",
+    "RedisSnapshot",
     "Registry",
     "ResultNotStorableError",
     "RetryLater",
     "RunSummary",
+    "ScheduleView",
     "SnapshotError",
     "SnapshotLayoutError",
     "SnapshotUnavailableError",
+    "SqliteSnapshot",
     "StopReport",
     "UnrecoverableError",
     "WouldDeadlockError",
@@ -134,6 +156,11 @@ _NAMES_OF = {
     "inproc_jobs.app.receipt": "DispatchedJob",
     "inproc_jobs.app.queue_view": "QueueView",
     "inproc_jobs.app.views": "FailedJob JobView",
+    "inproc_jobs.app.flows": "FlowNode FlowReceipt",
+    "inproc_jobs.app.schedules": "ScheduleView",
+    "inproc_jobs.observe.listeners": "EngineEvent",
+    "inproc_jobs.observe.logs": "JobLogFilter",
+    "inproc_jobs.snapshot.config": "RedisSnapshot SqliteSnapshot",
     "inproc_jobs.core.states": "JobState",
     "inproc_jobs.errors": """
         BlockingCallError EngineForkedError EngineNotStartedError EngineStoppedError FailedJobNotFoundError

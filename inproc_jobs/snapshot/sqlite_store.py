@@ -1,0 +1,268 @@
+"""
+A snapshot in one SQLite file.
+
+A batch is a transaction, so it is all or nothing by SQLite's own promise (WAL, synchronous=FULL). One row per job holds
+its record; `state` and `place` are columns of their own, so that a job that only moves is cheap and order is kept. A
+file lock beside it says who owns it: it goes with the process, so no lease runs out here, and the fencing number in the
+file still stops whoever has lost the lock by accident.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+import threading
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import msgspec
+
+from inproc_jobs.errors import LeaseHeldError, LeaseLostError, SnapshotLayoutError, SnapshotUnavailableError
+from inproc_jobs.snapshot.file_lock import FileLock
+from inproc_jobs.snapshot.records import (
+    WAITING,
+    Batch,
+    JobChange,
+    JobRecord,
+    KeyRecord,
+    MetaRecord,
+    ParkedRecord,
+    QueueBatch,
+    QueueState,
+    SchedulerRecord,
+)
+from inproc_jobs.snapshot.store import Owner
+
+__all__ = ["LAYOUT", "SqliteStore"]
+
+LAYOUT: Final = 1
+"""Version of the tables. A file of a newer one is refused untouched."""
+_APPLICATION_ID: Final = 0x696E6A62
+"""Says whose file it is; `file` and SQLite's own tools show it."""
+_SCHEMA: Final = """
+create table if not exists jobs (
+    queue text not null, id text not null, state text not null, place integer not null, record blob not null,
+    primary key (queue, id)
+) without rowid;
+create table if not exists queues (name text primary key, meta blob not null) without rowid;
+create table if not exists parts (
+    queue text not null, kind text not null, id text not null, record blob not null, primary key (queue, kind, id)
+) without rowid;
+create table if not exists fence (one integer primary key check (one = 1), number integer not null);
+insert or ignore into fence values (1, 0);
+"""
+_encode: Final = msgspec.msgpack.Encoder().encode
+_read_job: Final = msgspec.msgpack.Decoder(JobRecord).decode
+_read_meta: Final = msgspec.msgpack.Decoder(MetaRecord).decode
+_PARTS: Final[dict[str, Any]] = {"key": KeyRecord, "parked": ParkedRecord, "scheduler": SchedulerRecord}
+_NO_META: Final = MetaRecord(0, None, False, None, None, None, 0, 0, {})
+
+
+class SqliteStore:
+    """
+    The port on a file.
+
+    Args:
+        path: The file, made when missing.
+        timeout_ms: Patience with somebody who reads the file at the same time.
+        lease_ms: Without meaning here; part of the port.
+    """
+
+    def __init__(self, path: str, *, timeout_ms: int, lease_ms: int) -> None:
+        self.description = f"SQLite file {path}"
+        self._path = path
+        self._timeout_s = timeout_ms / 1000
+        self._lock = FileLock(f"{path}.lock")
+        self._connection: sqlite3.Connection | None = None
+        self._guard = threading.Lock()
+        self._fence = 0
+        self._ends: dict[str, list[int]] = {}
+
+    # --- ownership ----------------------------------------------------------------------------------------------
+
+    def acquire(self, owner: Owner) -> int:
+        """See `Store.acquire`."""
+        holder = self._lock.acquire(owner)
+        if holder is not None:
+            since = datetime.fromtimestamp(holder.since_ms / 1000, UTC)
+            raise LeaseHeldError(
+                f"{self.description} is owned by process {holder.pid} on {holder.host} since {since.isoformat()}; run one "
+                'engine per file, or wait for it with on_held="wait". Other processes cannot dispatch into it: have them '
+                "ask the owner, over HTTP for example",
+                host=holder.host,
+                pid=holder.pid,
+                since=since,
+            )
+        try:
+            with self._errors(), self._guard:
+                self._open()
+                with self._transaction() as db:
+                    db.execute("update fence set number = number + 1")
+                    self._fence = db.execute("select number from fence").fetchone()[0]
+        except BaseException:
+            self.close()
+            raise
+        return self._fence
+
+    def _open(self) -> None:
+        db = sqlite3.connect(self._path, timeout=self._timeout_s, isolation_level=None, check_same_thread=False)
+        self._connection = db
+        kind = db.execute("pragma application_id").fetchone()[0]
+        layout = db.execute("pragma user_version").fetchone()[0]
+        empty = db.execute("select count(*) from sqlite_master").fetchone()[0] == 0
+        if kind != _APPLICATION_ID and not empty:
+            raise SnapshotLayoutError(
+                f"{self._path} is a database of something else; nothing was touched, name another file"
+            )
+        if layout > LAYOUT:
+            raise SnapshotLayoutError(
+                f"{self._path} has layout {layout}, newer than {LAYOUT}; nothing was touched, use the newer version of "
+                "inproc_jobs that wrote it"
+            )
+        db.execute("pragma journal_mode = wal")
+        db.execute("pragma synchronous = full")
+        db.executescript(_SCHEMA)
+        db.execute(f"pragma application_id = {_APPLICATION_ID}")
+        db.execute(f"pragma user_version = {LAYOUT}")
+
+    def renew(self) -> None:
+        """See `Store.renew`."""
+        if not self._lock.is_ours():
+            raise LeaseLostError(f"the lock of {self.description} is gone: somebody has deleted {self._path}.lock")
+
+    def release(self, *, handover: bool = False) -> None:
+        """See `Store.release`. A file cannot be handed to BullMQ; the jobs stay in it."""
+        self._lock.release()
+
+    def close(self) -> None:
+        """See `Store.close`."""
+        with self._guard:
+            if self._connection is not None:
+                with contextlib.suppress(sqlite3.Error):
+                    self._connection.close()
+                self._connection = None
+        self._lock.release()
+
+    # --- reading ------------------------------------------------------------------------------------------------
+
+    def load(self) -> Iterator[QueueState]:
+        """See `Store.load`."""
+        with self._errors(), self._guard:
+            names = [row[0] for row in self._db.execute("select name from queues union select queue from jobs")]
+        for name in names:
+            with self._errors(), self._guard:
+                state = self._load_queue(name)
+            yield state
+
+    def _load_queue(self, name: str) -> QueueState:
+        db = self._db
+        row = db.execute("select meta from queues where name = ?", (name,)).fetchone()
+        state = QueueState(name, _NO_META if row is None else _read_meta(row[0]))
+        query = "select id, record from jobs where queue = ? order by place"
+        for id, blob in db.execute(query, (name,)):
+            try:
+                state.jobs.append(_read_job(blob))
+            except (msgspec.DecodeError, msgspec.ValidationError) as error:
+                state.unreadable[id] = str(error)
+        for kind, id, blob in db.execute("select kind, id, record from parts where queue = ?", (name,)):
+            self._load_part(state, kind, id, blob)
+        self._ends[name] = self._read_ends(name)
+        return state
+
+    @staticmethod
+    def _load_part(state: QueueState, kind: str, id: str, blob: bytes) -> None:
+        try:
+            record = msgspec.msgpack.decode(blob, type=_PARTS[kind])
+        except (msgspec.DecodeError, msgspec.ValidationError, KeyError) as error:
+            state.unreadable[f"{kind} {id}"] = str(error)
+            return
+        homes: dict[str, dict[str, Any]] = {"key": state.keys, "parked": state.parked, "scheduler": state.schedulers}
+        homes[kind][id] = record
+
+    def _read_ends(self, queue: str) -> list[int]:
+        low, high = self._db.execute("select min(place), max(place) from jobs where queue = ?", (queue,)).fetchone()
+        return [low or 0, high or 0]
+
+    def poll_foreign(self) -> list[QueueState]:
+        """See `Store.poll_foreign`: nobody else writes into the file."""
+        return []
+
+    # --- writing ------------------------------------------------------------------------------------------------
+
+    def apply(self, batch: Batch) -> None:
+        """See `Store.apply`."""
+        with self._errors(), self._guard, self._transaction() as db:
+            if db.execute("select number from fence").fetchone()[0] != self._fence:
+                raise LeaseLostError(f"another engine has taken {self.description} over")
+            for part in batch.queues:
+                self._write_queue(db, part)
+
+    def _write_queue(self, db: sqlite3.Connection, part: QueueBatch) -> None:
+        ends = self._ends.get(part.queue) or self._ends.setdefault(part.queue, self._read_ends(part.queue))
+        gone = [(part.queue, change.id) for change in part.jobs if change.record is None]
+        db.executemany("delete from jobs where queue = ? and id = ?", gone)
+        db.executemany(
+            "insert into jobs values (?, ?, ?, ?, ?) on conflict (queue, id) do update set state = excluded.state, "
+            "place = case when ?6 then excluded.place else jobs.place end, record = excluded.record",
+            [self._row(part.queue, change, ends) for change in part.jobs if change.record is not None],
+        )
+        if part.meta is not None:
+            db.execute("insert or replace into queues values (?, ?)", (part.queue, _encode(part.meta)))
+        for kind, changes in (("key", part.keys), ("parked", part.parked), ("scheduler", part.schedulers)):
+            for id, record in changes.items():
+                if record is None:
+                    db.execute("delete from parts where queue = ? and kind = ? and id = ?", (part.queue, kind, id))
+                else:
+                    db.execute(
+                        "insert or replace into parts values (?, ?, ?, ?)", (part.queue, kind, id, _encode(record))
+                    )
+
+    @staticmethod
+    def _row(queue: str, change: JobChange, ends: list[int]) -> tuple[Any, ...]:
+        """The row of a job. Places grow at the back and fall at the front, so moves are replayed by their numbers."""
+        record = change.record
+        assert record is not None  # asked by the caller
+        if change.moved and change.front and record.state == WAITING:
+            ends[0] -= 1
+            place = ends[0]
+        else:
+            ends[1] += 1
+            place = ends[1]
+        return queue, change.id, record.state, place, _encode(record), change.moved
+
+    # --- the connection -----------------------------------------------------------------------------------------
+
+    @property
+    def _db(self) -> sqlite3.Connection:
+        if self._connection is None:
+            raise SnapshotUnavailableError(f"{self.description} is closed")
+        return self._connection
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        """All or nothing. The write lock is taken at once, so that a reader cannot make a half-done write fail."""
+        db = self._db
+        ends = {queue: list(pair) for queue, pair in self._ends.items()}
+        db.execute("begin immediate")
+        try:
+            yield db
+            db.execute("commit")
+        except BaseException:
+            self._ends = ends
+            with contextlib.suppress(sqlite3.Error):
+                db.execute("rollback")
+            raise
+
+    @contextlib.contextmanager
+    def _errors(self) -> Iterator[None]:
+        """SQLite's errors as those of the port."""
+        try:
+            yield
+        except sqlite3.OperationalError as error:
+            # Locked, full, read-only, unreadable disk: the transaction was rolled back, so nothing of it is there.
+            raise SnapshotUnavailableError(f"{self.description}: {error}") from error
+        except sqlite3.DatabaseError as error:
+            raise SnapshotLayoutError(
+                f"{self.description} is damaged or no database: {error}; nothing was touched"
+            ) from error
