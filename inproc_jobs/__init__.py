@@ -14,26 +14,13 @@ from inproc_jobs._version import __version__
 # Type checkers know this name wherever it comes from; importing typing would cost many times what this module does.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from inproc_jobs.app.flows import FlowNode, FlowReceipt
-    from inproc_jobs.app.schedules import ScheduleView
-    from inproc_jobs.observe.listeners import EngineEvent
-    from inproc_jobs.observe.logs import JobLogFilter
-    from inproc_jobs.snapshot.config import RedisSnapshot, SqliteSnapshot
-
-__all__` and the `TYPE_CHECKING` block, for people and type checkers, and
-`_NAMES_OF`, for the interpreter. `tests/packaging/test_public_names.py` asserts that the three agree.
-"""
-
-from inproc_jobs._version import __version__
-
-# Type checkers know this name wherever it comes from; importing typing would cost many times what this module does.
-TYPE_CHECKING = False
-if TYPE_CHECKING:
     from inproc_jobs.app.definition import JobDefinition, Registry, define_job
     from inproc_jobs.app.engine import Engine, RunSummary, StopReport, failed_jobs, retry_failed_job
+    from inproc_jobs.app.flows import FlowNode, FlowReceipt
     from inproc_jobs.app.options import Deduplication
     from inproc_jobs.app.queue_view import QueueView
     from inproc_jobs.app.receipt import DispatchedJob
+    from inproc_jobs.app.schedules import ScheduleView
     from inproc_jobs.app.views import FailedJob, JobView
     from inproc_jobs.core.states import JobState
     from inproc_jobs.errors import (
@@ -79,7 +66,10 @@ if TYPE_CHECKING:
         UnrecoverableError,
         WouldDeadlockError,
     )
+    from inproc_jobs.observe.listeners import EngineEvent
+    from inproc_jobs.observe.logs import JobLogFilter
     from inproc_jobs.runtime.context import JobContext
+    from inproc_jobs.snapshot.config import RedisSnapshot, SqliteSnapshot
 
 __all__ = [
     "BlockingCallError",
