@@ -9,7 +9,8 @@ use, since pytest loads the plugin in every run.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from inproc_jobs.testing.assertions import ANY, Dispatched, exactly
-    from inproc_jobs.testing.harness import DrainLimitError, Harness, TimelineEntry, harness
+    from inproc_jobs.testing.harness import DrainLimitError, Harness, harness
+    from inproc_jobs.testing.ledger import TimelineEntry
     from inproc_jobs.testing.virtual_time import TimeStuckError, VirtualClock, VirtualTime
 
 __all__ = [
@@ -31,7 +32,7 @@ _HOME_OF = {
     "DrainLimitError": "harness",
     "Harness": "harness",
     "TimeStuckError": "virtual_time",
-    "TimelineEntry": "harness",
+    "TimelineEntry": "ledger",
     "VirtualClock": "virtual_time",
     "VirtualTime": "virtual_time",
     "exactly": "assertions",

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
+from inproc_jobs.app.definition import JobDefinition
 from inproc_jobs.core.durations import parse_ms
 from inproc_jobs.core.json_values import decode_json
-from inproc_jobs.errors import InvalidOptionError
+from inproc_jobs.errors import InprocJobsError, InvalidOptionError
 
 __all__ = ["ANY", "Dispatched", "Wanted", "exactly"]
 
@@ -94,7 +95,7 @@ class Wanted:
 
     def __init__(
         self,
-        name: str | None,
+        job: JobDefinition[Any, Any] | str | None,
         payload: Any = ANY,
         *,
         job_id: Any = ANY,
@@ -103,19 +104,25 @@ class Wanted:
         within: Any = "0ms",
         priority: Any = ANY,
         queue: Any = ANY,
+        attempts: Any = ANY,
+        deduplication: Any = ANY,
         where: Callable[[Dispatched], bool] | None = None,
         duplicate: bool | None = False,
     ) -> None:
-        self.name = name
-        self.payload = payload
-        self.job_id = job_id
-        self.delay_ms = delay if delay is ANY else parse_ms(delay, option="delay")
+        self.name = job.name if isinstance(job, JobDefinition) else job
+        self.payload = _as_json(job, payload) if isinstance(job, JobDefinition) else payload
+        self.delay = parse_ms(delay, option="delay") if isinstance(delay, str | int | timedelta) else delay
         if isinstance(run_at, datetime) and run_at.tzinfo is None:
             raise InvalidOptionError("run_at must be an aware datetime", option="run_at", value=run_at)
         self.run_at = run_at
         self.within_ms = parse_ms(within, option="within")
-        self.priority = priority
-        self.queue = queue
+        self.plain = {
+            "job_id": job_id,
+            "priority": priority,
+            "queue": queue,
+            "attempts": attempts,
+            "deduplication": deduplication,
+        }
         self.where = where
         self.duplicate = duplicate
 
@@ -127,20 +134,34 @@ class Wanted:
         if self.duplicate is not None and one.duplicate is not self.duplicate:
             reasons.append("it was a duplicate" if one.duplicate else "it was no duplicate")
         reasons += _payload_misses(self.payload, one.payload)
-        if self.job_id is not ANY and not _matches(self.job_id, one.id if one.own_id else None):
-            reasons.append(f"job_id is {one.id!r}" if one.own_id else "it has no job_id of its own")
-        if not isinstance(self.delay_ms, _Any) and abs(one.delay_ms - self.delay_ms) > self.within_ms:
+        reasons += self._time_misses(one)
+        given = {
+            "job_id": one.id if one.own_id else None,
+            "priority": one.priority,
+            "queue": one.queue,
+            "attempts": one.attempts,
+            "deduplication": one.deduplication_id,
+        }
+        for part, wanted in self.plain.items():
+            if wanted is not ANY and not _matches(wanted, given[part]):
+                reasons.append(f"{part} is {given[part]!r}")
+        if not reasons and self.where is not None and not self.where(one):
+            reasons.append("the predicate said no")
+        return reasons
+
+    def _time_misses(self, one: Dispatched) -> list[str]:
+        reasons = []
+        if isinstance(self.delay, int | float):
+            if abs(one.delay_ms - self.delay) > self.within_ms:
+                reasons.append(f"delay is {one.delay_ms} ms")
+        elif self.delay is not ANY and not _matches(self.delay, one.delay_ms):
             reasons.append(f"delay is {one.delay_ms} ms")
-        if self.run_at is not ANY:
+        if isinstance(self.run_at, datetime):
             off_ms = abs((one.due_at - self.run_at.astimezone(UTC)) / timedelta(milliseconds=1))
             if off_ms > self.within_ms:
                 reasons.append(f"it is due at {one.due_at.isoformat()}")
-        if self.priority is not ANY and not _matches(self.priority, one.priority):
-            reasons.append(f"priority is {one.priority}")
-        if self.queue is not ANY and one.queue != self.queue:
-            reasons.append(f"queue is {one.queue!r}")
-        if not reasons and self.where is not None and not self.where(one):
-            reasons.append("the predicate said no")
+        elif self.run_at is not ANY and not _matches(self.run_at, one.due_at):
+            reasons.append(f"it is due at {one.due_at.isoformat()}")
         return reasons
 
     def explain(self, seen: Iterable[Dispatched], found: int, times: int | None) -> str:
@@ -159,20 +180,27 @@ class Wanted:
         return "\n".join(lines)
 
     def __str__(self) -> str:
-        parts = {
-            "payload": self.payload,
-            "job_id": self.job_id,
-            "delay_ms": self.delay_ms,
-            "run_at": self.run_at,
-            "priority": self.priority,
-            "queue": self.queue,
-        }
+        parts = {"payload": self.payload, "delay_ms": self.delay, "run_at": self.run_at, **self.plain}
         return ", ".join(f"{key}={value!r}" for key, value in parts.items() if value is not ANY) or "anything"
+
+
+def _as_json(job: JobDefinition[Any, Any], payload: Any) -> Any:
+    """A wanted object of the handler's payload type, as it would arrive; anything else stays what it is."""
+    if payload is None or callable(payload) or isinstance(payload, exactly | _Any | Mapping | list | tuple | str | int):
+        return payload
+    try:
+        return decode_json(job.handler.codec.encode(payload))
+    except InprocJobsError:  # a matcher object of another library
+        return payload
 
 
 def _matches(wanted: Any, given: Any) -> bool:
     if callable(wanted) and not isinstance(wanted, type):
         return bool(wanted(given))
+    if isinstance(given, bool) and isinstance(wanted, int | float) and not isinstance(wanted, bool):
+        return False  # 1 == True in Python, not in JSON
+    if isinstance(wanted, bool) and not isinstance(given, bool):
+        return False
     return bool(wanted == given)
 
 

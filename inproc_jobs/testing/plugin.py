@@ -7,8 +7,10 @@ test and ends with it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+import functools
+import inspect
+from collections.abc import Generator, Iterator
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -16,6 +18,9 @@ if TYPE_CHECKING:
     from inproc_jobs.testing.harness import Harness
 
 __all__ = ["jobs"]
+
+_HARNESS: pytest.StashKey[Harness] = pytest.StashKey()
+_PASSED: pytest.StashKey[bool] = pytest.StashKey()
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -41,11 +46,45 @@ def jobs(request: pytest.FixtureRequest) -> Iterator[Harness]:
     # Imported here: a plugin is loaded in every run of pytest, also where no test uses it.
     from inproc_jobs.testing.harness import Harness
 
-    options: dict[str, object] = {}
+    options: dict[str, Any] = {}
     for marker in reversed(list(request.node.iter_markers("jobs"))):
+        if marker.args:
+            raise pytest.UsageError("the marker `jobs` takes keyword arguments only, such as mode='inline'")
         options.update(marker.kwargs)
     leftovers = options.pop("leftovers", not request.config.getini("jobs_no_leftovers"))
-    with Harness(**options) as harness:  # type: ignore[arg-type]  # checked by Harness and Engine
+    with Harness(**options) as harness:
+        request.node.stash[_HARNESS] = harness
         yield harness
-        if not leftovers:
+        del request.node.stash[_HARNESS]
+        # A test that failed has said what is wrong.
+        if not leftovers and request.node.stash.get(_PASSED, False):
             harness.assert_no_leftovers()
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
+    """Make the time of an async test virtual from its first line on, whichever plugin runs the loop."""
+    harness = item.stash.get(_HARNESS, None)
+    test = getattr(item, "obj", None)
+    if harness is None or not isinstance(item, pytest.Function) or not inspect.iscoroutinefunction(test):
+        return (yield)
+
+    @functools.wraps(test)
+    async def on_virtual_time(*args: Any, **kwargs: Any) -> Any:
+        await harness.begin_here()
+        return await test(*args, **kwargs)
+
+    item.obj = on_virtual_time
+    try:
+        return (yield)
+    finally:
+        item.obj = test
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Remember whether the test itself has passed."""
+    report = yield
+    if report.when == "call":
+        item.stash[_PASSED] = report.passed
+    return report
