@@ -578,11 +578,13 @@ class HostedEngine:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(CANCEL_GRACE_S):
                 await runtime.wait_no_runs()
-        abandoned = tuple(job.id for worker in runtime.workers.values() for job in worker.abandon_runs())
-        # Threads are given up at once, so their runs ended with the cancellation; they are told apart by the worker.
-        hanging = tuple(run.job.id for worker in runtime.workers.values() for run in worker.abandoned)
-        given_up = tuple(dict.fromkeys((*abandoned, *hanging)))
-        interrupted = tuple(run.job.id for run in active if run.job.id not in given_up and _is_back(run.job.state))
+        for worker in runtime.workers.values():
+            worker.abandon_runs()
+        # Threads are given up at once, so their runs ended with the cancellation; they are told apart by the worker. A
+        # thread that hangs since its job timed out is not among the active ones: that job has ended.
+        left_behind = [run for run in active if run in run.worker.abandoned]
+        given_up = tuple(run.job.id for run in left_behind)
+        interrupted = tuple(run.job.id for run in active if run not in left_behind and _is_back(run.job.state))
         if given_up:
             runtime.log.warning("handlers did not end in time and were abandoned", job_ids=given_up)
         return interrupted, given_up

@@ -394,6 +394,23 @@ def test_a_handler_that_hangs_in_a_thread_cannot_hold_up_stop() -> None:
     assert (view.state is not JobState.COMPLETED, view.progress) == (True, 0)
 
 
+async def test_only_active_jobs_are_called_abandoned() -> None:
+    """A thread that still hangs since its job timed out is no news: that job has ended, as failed."""
+    registry = Registry()
+    release = threading.Event()
+    hang = registry.define_job("hang", handle=lambda payload: release.wait(PATIENCE_S), timeout="20ms")
+    gate = Gate(registry)
+    engine = Engine(registry=registry)
+    await engine.astart()
+    with pytest.raises(JobFailedError, match="timeout"):
+        await (await hang.dispatch(None, job_id="timed out")).result(PATIENCE_S)
+    await gate.job.dispatch(None, job_id="active")
+    await until(lambda: gate.entered)
+    report = await engine.astop(0)
+    release.set()
+    assert (report.abandoned, report.interrupted) == ((), ("active",))
+
+
 @pytest.mark.slow
 def test_a_thread_of_asyncio_to_thread_cannot_hold_up_stop() -> None:
     """A Runner would wait for the default executor's threads, without a limit on 3.11."""
