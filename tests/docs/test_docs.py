@@ -103,6 +103,7 @@ def test_the_reference_has_every_public_name(name: str):
         ("dispatch", JobDefinition.dispatch),
         ("Engine", Engine.__init__),
         ("schedule", Engine.schedule),
+        ("RedisSnapshot", inproc_jobs.RedisSnapshot.__init__),
     ],
 )
 def test_the_reference_has_every_argument_with_its_default(title: str, call: Callable[..., Any]):
@@ -121,6 +122,11 @@ PUBLIC_OF_ENGINE = set(
     "retry_failed_job_sync run_forever run_until_idle schedule schedule_sync start stop".split()
 )
 INTERNAL = {
+    "EngineEvent": {"fields_cache"},
+    "JobLogFilter": {"filter"},
+    "RedisSnapshot": {"open_store"},
+    "ScheduleView": {"of"},
+    "SqliteSnapshot": {"open_store"},
     "Deduplication": {"rule", "delay_ms"},
     "QueueView": {"record"},
     "Registry": {"serve", "newest", "engine_for", "engine_of"},
