@@ -43,6 +43,7 @@ __all__ = ["EngineState", "HostedEngine", "RunSummary", "StopReport"]
 
 MIN_SAVE_S: Final = 1.0
 """How long a last save may take even if `shutdown_timeout` is over: jobs are worth a second."""
+_MAX_NAMED: Final = 10
 CANCEL_GRACE_S: Final = 0.1
 """How long a cancelled handler may clean up once `shutdown_timeout` is over."""
 BLOCKED_GRACE_S: Final = 1.0
@@ -298,6 +299,8 @@ class HostedEngine:
                 return self._last_report
             except TimeoutError:
                 if self._state is EngineState.STOPPED:  # by another thread; this call came too late for the loop
+                    if loop.is_closed():
+                        shutting_down.close()
                     return self._last_report
                 if time.monotonic() > end:
                     return self._give_up_loop()
@@ -575,19 +578,31 @@ class HostedEngine:
             return (), ()
         for worker in runtime.workers.values():
             worker.cancel_runs()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(CANCEL_GRACE_S):
-                await runtime.wait_no_runs()
+        if not await self._have_ended(CANCEL_GRACE_S):
+            for worker in runtime.workers.values():
+                worker.give_up_runs()
+            await self._have_ended(CANCEL_GRACE_S / 2)
         for worker in runtime.workers.values():
             worker.abandon_runs()
-        # Threads are given up at once, so their runs ended with the cancellation; they are told apart by the worker. A
-        # thread that hangs since its job timed out is not among the active ones: that job has ended.
+        # Runs in threads that were given up have ended for us; they are told apart by the worker. A thread that hangs
+        # since its job timed out is not among the active ones: that job has ended.
         left_behind = [run for run in active if run in run.worker.abandoned]
         given_up = tuple(run.job.id for run in left_behind)
         interrupted = tuple(run.job.id for run in active if run not in left_behind and _is_back(run.job.state))
         if given_up:
-            runtime.log.warning("handlers did not end in time and were abandoned", job_ids=given_up)
+            more = f" and {len(given_up) - _MAX_NAMED} more" if len(given_up) > _MAX_NAMED else ""
+            named = ", ".join(given_up[:_MAX_NAMED])
+            runtime.log.warning("handlers did not end in time and were abandoned", job_ids=named + more)
         return interrupted, given_up
+
+    async def _have_ended(self, seconds: float) -> bool:
+        """Wait for the last run to end; False when that took too long."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self.runtime.wait_no_runs()
+        except TimeoutError:
+            return False
+        return True
 
     def _hurry(self) -> None:
         """A second signal: do not wait any longer."""
@@ -693,14 +708,17 @@ def _runner() -> Iterator[asyncio.Runner]:
         yield runner
     finally:
         try:
-            loop.run_until_complete(_wind_down())
+            stubborn = loop.run_until_complete(_wind_down(set()))
+            while asyncio.all_tasks(loop) - stubborn:  # of threads that called `stop` in this very moment
+                stubborn |= loop.run_until_complete(_wind_down(stubborn))
         finally:
             loop.close()  # lets go of the default executor without waiting for its threads
 
 
-async def _wind_down() -> None:
-    """Cancel what is left on this loop and let it clean up, for a moment."""
-    left = asyncio.all_tasks() - {asyncio.current_task()}
+async def _wind_down(known: set[asyncio.Task[Any]]) -> set[asyncio.Task[Any]]:
+    """Cancel what is left on this loop and let it clean up, for a moment; answers what did not, and was not `known`."""
+    left = asyncio.all_tasks() - {asyncio.current_task()} - known
+    stubborn: set[asyncio.Task[Any]] = set()
     for task in left:
         task.cancel()
     if left:
@@ -711,6 +729,7 @@ async def _wind_down() -> None:
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(CANCEL_GRACE_S):
             await asyncio.get_running_loop().shutdown_asyncgens()
+    return stubborn
 
 
 @contextlib.contextmanager
