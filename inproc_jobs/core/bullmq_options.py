@@ -226,7 +226,10 @@ def _through_lua(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: _through_lua(item) for key, item in value.items() if item is not None}
     if isinstance(value, (list, tuple)):
-        return [_through_lua(item) for item in value] if value else {}
+        items = [_through_lua(item) for item in value]
+        while items and items[-1] is None:
+            items.pop()  # a table of Lua ends where the nulls begin
+        return items or {}
     if isinstance(value, float) or (isinstance(value, int) and abs(value) >= 10**14 and not isinstance(value, bool)):
         short = float(f"{value:.14g}")
         return int(short) if short.is_integer() else short

@@ -32,6 +32,8 @@ class RemovalFloor(FlowsFloor):
 
         Parents, deduplication keys and events are the caller's business.
         """
+        if queue.index.get(job.id) is not job:
+            return  # in a ring of parents and children it went while its own removal was under way
         state = job.state
         if state is not REMOVED:
             queue.containers[state].discard(job)
@@ -148,12 +150,14 @@ class RemovalFloor(FlowsFloor):
         descendants as nobody works on, and not the job. A stack of its own: flows may be deeper than Python's.
         """
         stack = [(queue, job, self._removable_keys(job, pending_only=pending_only) if children else iter(()))]
+        seen = {job}  # adds with a parent can tie a ring, on which BullMQ's script dies
         while stack:
             at, parent, keys = stack[-1]
             key = next(keys, None)
             if key is not None:
                 child = self._take_child(at, parent, key, now_ms, pending_only=pending_only)
-                if child is not None:
+                if child is not None and child[1] not in seen:
+                    seen.add(child[1])
                     stack.append((*child, self._removable_keys(child[1], pending_only=pending_only)))
                 continue
             stack.pop()
@@ -202,10 +206,14 @@ class RemovalFloor(FlowsFloor):
     def _tree_locked(self, queue: Queue, job: Job, now_ms: int, *, deep: bool) -> bool:
         """Whether the job is locked, or with `deep` any pending child below it."""
         todo = [(queue, job)]
+        seen: set[Job] = set()
         while todo:
             at, one = todo.pop()
             if self.is_locked(at, one.id, now_ms):
                 return True
+            if one in seen:
+                continue
+            seen.add(one)
             if deep and one.extra is not None and one.extra.children is not None:
                 todo += [found for key in one.extra.children.pending if (found := self.find_by_key(key)) is not None]
         return False
