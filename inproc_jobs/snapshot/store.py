@@ -7,9 +7,17 @@ from typing import Protocol
 
 import msgspec
 
+from inproc_jobs.errors import LeaseLostError
 from inproc_jobs.snapshot.records import Batch, QueueState
 
-__all__ = ["Owner", "Store"]
+__all__ = ["Owner", "Store", "StoreEmptiedError"]
+
+
+class StoreEmptiedError(LeaseLostError):
+    """
+    The store came back without its data (restarted without persistence, flushed): lease and jobs are gone, and nobody
+    else has it. Whoever can, acquires it again and writes everything; to anybody else the lease is lost.
+    """
 
 
 class Owner(msgspec.Struct, frozen=True):
@@ -55,7 +63,12 @@ class Store(Protocol):
         """
 
     def load(self) -> Iterator[QueueState]:
-        """Everything there is, queue by queue. A store that is not ready raises; it never looks empty."""
+        """
+        Everything there is, queue by queue. A store that is not ready raises; it never looks empty.
+
+        A queue with many jobs may come in several parts, one after the other, each with the same meta; keys, parked adds
+        and schedulers come with the first. The order of waiting and active jobs runs through all parts.
+        """
 
     def apply(self, batch: Batch) -> None:
         """
