@@ -200,8 +200,9 @@ class AdministrationFloor(ChangingFloor):
     def _clean_batch(self, queue: Queue, cutoff_ms: float, limit: int, type: str, now_ms: int) -> list[str]:
         ids = []
         for job in self._cleanable(queue, cutoff_ms, limit, type, now_ms):
+            ids.append(job.id)
+            # A parent may have gone with its last child, which stood before it; it was cleaned all the same.
             if job.state is not JobState.REMOVED:
-                ids.append(job.id)
                 self._destroy(queue, job)
         return ids
 
@@ -298,5 +299,5 @@ def _set_order(ids: dict[str, None]) -> list[str]:
 
     As long as all are numbers they are kept sorted; from the first text on, which is the form of a list, they are not.
     """
-    numbers = list(takewhile(lambda id: id.isascii() and id.isdigit(), ids))
+    numbers = list(takewhile(lambda one: one.isascii() and one.isdigit(), ids))
     return [*sorted(numbers, key=int), *list(ids)[len(numbers) :]]

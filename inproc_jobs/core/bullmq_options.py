@@ -340,7 +340,8 @@ def parse_repeat(repeat: Mapping[str, Any], opts: Mapping[str, Any], now_ms: int
         raise InvalidOptionError("Both .immediately and .startDate options are defined for this repeatable job")
     check_debounce(opts)
     # The first iteration goes in as it was given; what is added to every job is added when it is read.
-    kept = _through_lua({key: value for key, value in opts.items() if key != "jobId"})
+    template = _through_lua(opts)
+    kept = {key: value for key, value in template.items() if key != "jobId"}
     deduplication = kept.get("deduplication")
     plan = Repeat(
         every=_number(every) if _truthy(every) else None,

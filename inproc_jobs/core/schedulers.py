@@ -28,6 +28,7 @@ NextMatch: TypeAlias = Callable[[Repeat, int], int | None]
 
 _PENDING = frozenset((JobState.DELAYED, JobState.PRIORITIZED, JobState.WAITING))
 _MAX_SLOT_SCANS = 32
+_TAKEN = "Cannot create job scheduler iteration - job ID already exists. addJobScheduler"
 
 
 class SchedulersFloor(AdministrationFloor):
@@ -76,6 +77,7 @@ class SchedulersFloor(AdministrationFloor):
             next_ms, new_offset = next_slot(previous, repeat.every, now_ms, offset or 0, repeat.start_ms)
         else:
             next_ms = max(matched or 0, now_ms)
+        self._refuse_running(queue, id, next_ms, repeat)
         replaced = old is not None and self._withdraw(queue, old)
         if replaced and old is not None:
             if repeat.every and not changed:
@@ -111,6 +113,18 @@ class SchedulersFloor(AdministrationFloor):
         return True
 
     @staticmethod
+    def _refuse_running(queue: Queue, id: str, next_ms: int, repeat: Repeat) -> None:
+        """
+        The iteration of this moment may be running, when a pattern is to start immediately.
+
+        BullMQ refuses that too, unless it replaces another pending iteration by the way; then it writes over the
+        running job and lists it twice.
+        """
+        taken = queue.index.get(f"repeat:{id}:{next_ms}") if not repeat.every else None
+        if taken is not None and taken.state is JobState.ACTIVE:
+            raise JobSchedulerError(_TAKEN, id=id, code=-10)
+
+    @staticmethod
     def _free_slot(queue: Queue, id: str, next_ms: int, repeat: Repeat, *, replaced: bool) -> int:
         """The moment itself, or for an interval the first of the following ones whose id is free."""
         if f"repeat:{id}:{next_ms}" not in queue.index:
@@ -118,9 +132,7 @@ class SchedulersFloor(AdministrationFloor):
         if not repeat.every:
             if replaced:
                 return next_ms
-            raise JobSchedulerError(
-                "Cannot create job scheduler iteration - job ID already exists. addJobScheduler", id=id, code=-10
-            )
+            raise JobSchedulerError(_TAKEN, id=id, code=-10)
         for _ in range(_MAX_SLOT_SCANS):
             next_ms = math.floor(next_ms + repeat.every)
             if f"repeat:{id}:{next_ms}" not in queue.index:
