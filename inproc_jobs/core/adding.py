@@ -86,7 +86,13 @@ class AddingFloor(DeduplicationFloor):
             self._attach(job, queue, parent)
         if self.listening:
             self.emit(queue, "added", jobId=id, name=name)
-        self._place_first(queue, job, has_children=has_children)
+        if delay > 0 or priority or has_children:
+            self._place_first(queue, job, has_children=has_children)
+        else:
+            # What `_place_first` would come to, without its questions: most jobs are plain.
+            self._move(queue, job, ON_ADD, WAITING, opts.lifo or flags & LIFO != 0)
+            if self.listening:
+                self.emit(queue, "waiting", jobId=id)
         return job
 
     def _place_first(self, queue: Queue, job: Job, *, has_children: bool) -> None:

@@ -63,7 +63,7 @@ def next_delay_ms(backoff: Backoff, attempts_made: int, draw: float) -> float:
         return math.nan if backoff.type == "exponential" else 0
     if backoff.type == "exponential":
         # An exponent of 64 is beyond any time that can be stored; floats would overflow near 1,024.
-        base = math.floor(2.0 ** min(attempts_made - 1, 1000) * base + 0.5) if base else base
+        base = math.floor(2.0 ** min(attempts_made - 1, 64) * base + 0.5) if base else base
     if backoff.jitter > 0:
         base = math.floor(draw * base * backoff.jitter + base * (1 - backoff.jitter))
     if backoff.max_delay_ms is not None:

@@ -29,9 +29,10 @@ class Core(RestoringFloor):
         """
         for queue in self.queues.values():
             self._shift_delayed(queue, delta_ms)
-            for key in queue.deduplication.values():
+            for id, key in queue.deduplication.items():
                 if key.until_ms is not None:
                     key.until_ms += delta_ms
+                    queue.deduplication[id] = key  # the same again: a store must hear of it
             queue.deduplication_ends = [(end + delta_ms, tie, key) for end, tie, key in queue.deduplication_ends]
             heapq.heapify(queue.deduplication_ends)
             if queue.limiter_until_ms:
@@ -41,14 +42,14 @@ class Core(RestoringFloor):
             if queue.stalled_check_until_ms:
                 queue.stalled_check_until_ms += delta_ms
 
-    @staticmethod
-    def _shift_delayed(queue: Queue, delta_ms: int) -> None:
+    def _shift_delayed(self, queue: Queue, delta_ms: int) -> None:
         moved = [job for job in queue.delayed if not job.flags & ABSOLUTE_DUE]
         for job in moved:
             queue.delayed.discard(job)
         for job in moved:
             job.order += delta_ms << DUE_BITS
             queue.delayed.add(job)
+            self._touch(queue, job.id)
 
     # --- invariants ---------------------------------------------------------------------------------------------
 
