@@ -30,7 +30,7 @@ class Progress:
         self._runtime = runtime
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
-        self._done_before = runtime.completed + runtime.failed
+        self._before = (runtime.completed, runtime.failed, runtime.retried)
         self._bar: Any = None
         self._task: Any = None
 
@@ -66,16 +66,16 @@ class Progress:
         runtime = self._runtime
         with runtime.lock:
             left = sum(queue.waiting_count + len(queue.active) for queue in runtime.core.queues.values())
-        ended = runtime.completed + runtime.failed - self._done_before
+        ended = runtime.completed + runtime.failed - self._before[0] - self._before[1]
         return ended, ended + left
 
     def _show(self, *, last: bool) -> None:
         ended, known = self._counts()
-        failed, retried = self._runtime.failed, self._runtime.retried
+        failed, retried = self._runtime.failed - self._before[1], self._runtime.retried - self._before[2]
         if self._bar is not None:
             self._bar.update(self._task, completed=ended, total=known, failed=failed, retried=retried)
             return
-        note = "done" if last else "running"
+        note = "running" if not last else "done" if ended == known else "stopped"
         sys.stderr.write(f"jobs: {ended}/{known} {note}, {failed} failed, {retried} retried\n")
         sys.stderr.flush()
 
@@ -89,7 +89,7 @@ def _rich_bar() -> Any:
         return None
     return progress.Progress(
         progress.TextColumn("{task.description}"),
-        progress.BarColumn(),
+        progress.BarColumn(bar_width=30),
         progress.MofNCompleteColumn(),
         progress.TextColumn("[red]{task.fields[failed]} failed[/] [yellow]{task.fields[retried]} retried[/]"),
         progress.TimeRemainingColumn(),

@@ -25,12 +25,16 @@ if TYPE_CHECKING:
 
     from inproc_jobs.runtime.worker import QueueWorker
 
-__all__ = ["BLOCKED_S", "Run", "Stored", "begin", "call_plain", "drive", "start_coroutine"]
+__all__ = ["BLOCKED_S", "Run", "RunnerClosed", "Stored", "begin", "call_plain", "drive", "start_coroutine"]
 
 
 _Coroutine = types.CoroutineType
 BLOCKED_S: Final = 0.1
 """A handler that holds the loop this long without waiting is named in the log."""
+
+
+class RunnerClosed(BaseException):  # no error: the loop goes away
+    """A runner was closed in the middle of a run. Not a GeneratorExit, which handlers may raise themselves."""
 
 
 class Stored:
@@ -67,6 +71,7 @@ class Run:
     cancelled = False
     timed_out = False
     over = False
+    waited = False
     timer: asyncio.TimerHandle | None = None
     waits_for: Job | None = None
     give_up: Callable[[BaseException], None] | None = None
@@ -156,29 +161,34 @@ async def _await(value: Awaitable[Any]) -> Any:
 
 @types.coroutine
 def drive(run: Run, context: Context) -> Generator[Any, Any, Any]:
-    """Wait on behalf of a coroutine that `begin` has started, stepping it inside its context until it is done."""
+    """
+    Wait on behalf of a coroutine that `begin` has started, stepping it inside its context until it is done.
+
+    Raises:
+        RunnerClosed: The runner is being closed, with its loop: nothing may be done for the job any more.
+    """
     coro, yielded = run.coro, run.yielded
-    monotonic = run.worker.runtime.monotonic
-    before = 0.0
+    runtime = run.worker.runtime
+    monotonic = runtime.monotonic
     while True:
-        if before and monotonic() - before > BLOCKED_S:
-            run.worker.runtime.report_block(run, monotonic() - before)
+        step: Callable[..., Any] = coro.send
+        given: Any = None
         try:
-            sent = yield yielded
+            given = yield yielded
         except GeneratorExit:
             coro.close()
-            raise
+            raise RunnerClosed from None
         except BaseException as error:  # noqa: BLE001  # passed on, cancellation above all
-            try:
-                yielded = context.run(coro.throw, error)
-            except StopIteration as stop:
-                return stop.value
-        else:
-            before = monotonic()
-            try:
-                yielded = context.run(coro.send, sent)
-            except StopIteration as stop:
-                return stop.value
+            step, given = coro.throw, error
+        before = monotonic()
+        try:
+            yielded = context.run(step, given)
+        except StopIteration as stop:
+            return stop.value
+        finally:
+            held = monotonic() - before
+            if held > BLOCKED_S:
+                runtime.report_block(run, held)
 
 
 def call_plain(run: Run, fn: Callable[..., Any], decode: Callable[[bytes], Any], wants_ctx: bool) -> Any:

@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from contextvars import ContextVar
+from functools import partial
 from typing import Any, Final
 
 from inproc_jobs.core.backoff import BUILTIN_BACKOFFS, NO_RETRY, wants_retry
@@ -27,7 +28,7 @@ from inproc_jobs.core.job import WATCHED, Job
 from inproc_jobs.core.options import Limiter
 from inproc_jobs.core.queue import Queue
 from inproc_jobs.core.states import FINISHED_STATES, REMOVED
-from inproc_jobs.errors import EngineStoppedError, InprocJobsError
+from inproc_jobs.errors import EngineStoppedError, InprocJobsError, JobSignal
 from inproc_jobs.runtime.clock import Clock, ClockWatch
 from inproc_jobs.runtime.cron import next_match
 from inproc_jobs.runtime.failures import Failure
@@ -96,6 +97,8 @@ class Runtime:
         self.retried = 0
         self._concurrency = concurrency
         self._pacer = Pacer(max_starts_per_second) if max_starts_per_second is not None else None
+        # Whether a finish may start the next job in the same call; the cap on starts is asked before each one.
+        self.chains = self._pacer is None
         self._watch = ClockWatch(clock)
         self._last_ms = clock.now_ms()
         self._timer: asyncio.TimerHandle | None = None
@@ -133,7 +136,8 @@ class Runtime:
         self.core.shift_clock(-step_ms)
         self.core.reschedule_all(now_ms, next_match)
         self.wake_at_ms = math.inf
-        self.log.warning("wall clock was set back", by_ms=step_ms)
+        # Later: a log handler may ask the engine, and the lock is held here.
+        self.call_on_loop(partial(self.log.warning, "wall clock was set back", by_ms=step_ms))
 
     def arm_for(self, worker: QueueWorker, now_ms: int) -> None:
         """A worker found nothing: wake up when there may be something. Lock held, on the loop."""
@@ -193,8 +197,11 @@ class Runtime:
             self.loop_thread = threading.get_ident()
             self.fetching = fetching
             self.wake_at_ms = math.inf
-            self._watch = ClockWatch(self.clock)
-            self._last_ms = self.clock.now_ms()
+            # What happened to the clock while nothing was hosted counts as well.
+            step = self._watch.step_back_ms()
+            if step:
+                self._shift(self._read_clock(), step)
+            self._last_ms = self._read_clock()
             self._turn_scheduled = self._delivery_scheduled = False
             for queue in self.core.queues.values():
                 worker = self.worker(queue.name)
@@ -539,7 +546,8 @@ class Runtime:
         fields = {"job_id": job.id, "job_name": job.name, "queue": run.queue_name, "attempt": run.attempt}
         if final:
             self.failed += 1
-            self.log.error("job failed", **fields, reason=reason, stack=stack)
+            # Raised on purpose: where it came from is no news.
+            self.log.error("job failed", **fields, reason=reason, stack=None if isinstance(error, JobSignal) else stack)
         else:
             self.retried += 1
             self.log.info("attempt failed, job will be retried", **fields, reason=reason)

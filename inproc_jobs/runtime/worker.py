@@ -9,6 +9,8 @@ start in the order of the queue and as many run at once as the concurrency allow
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import inspect
 from collections.abc import Callable
 from contextvars import Context
 from functools import partial
@@ -30,7 +32,7 @@ from inproc_jobs.errors import (
 from inproc_jobs.runtime import context as run_context
 from inproc_jobs.runtime.failures import Failure, Interrupted, PutBack, read_failure
 from inproc_jobs.runtime.handlers import Handler
-from inproc_jobs.runtime.run import BLOCKED_S, Run, Stored, begin, call_plain, drive, start_coroutine
+from inproc_jobs.runtime.run import BLOCKED_S, Run, RunnerClosed, Stored, begin, call_plain, drive, start_coroutine
 from inproc_jobs.runtime.tracebacks import trace_of
 
 if TYPE_CHECKING:
@@ -192,13 +194,19 @@ class QueueWorker:
                     tick = runtime.begin_slice()
                 elif context.run(begin, run, binding.fn, binding.decode, binding.wants_ctx):
                     self._check_blocked(run, tick)
+                    run.waited = True
                     self._summon_next()
                     value = await drive(run, context)
                     tick = runtime.begin_slice()
                 else:
                     value = run.value
+            except RunnerClosed:
+                return
             except BaseException as caught:  # noqa: BLE001  # whatever a handler raises ends its own job only
                 error = caught
+                if run.waited:
+                    # Others had the loop meanwhile; what this one held of it is reported already.
+                    tick = runtime.begin_slice()
             if run.timer is not None:
                 run.timer.cancel()
             if run.over:
@@ -209,7 +217,6 @@ class QueueWorker:
                 following = self._succeed(run, value)
             else:
                 following = await self._fail(run, error)
-                tick = runtime.begin_slice()
             del runs[run]
             # A pending cancellation would hit the next job, so a runner that has one is replaced. The flag is also set
             # without a count, by a handler that cancels its task and takes that back before it waits.
@@ -225,11 +232,18 @@ class QueueWorker:
                     tick = await runtime.give_way()
                 except asyncio.CancelledError:
                     break
+        self._free_slot(following)
+
+    def _free_slot(self, following: Run | None) -> None:
+        """A runner has ended: hand its slot to the next run, or leave it free."""
         self.busy -= 1
         if following is not None:
             self._start_runner(following)
-        else:
-            runtime.went_idle(self)
+            return
+        # A dispatch of another thread may have come after the runner had found nothing, and seen the slot taken.
+        if self.queue.ready_count:
+            self.pump()
+        self.runtime.went_idle(self)
 
     def _check_blocked(self, run: Run, since: float) -> None:
         """Name a handler that held the loop up to its first wait."""
@@ -287,9 +301,12 @@ class QueueWorker:
             settle(None, error)
 
         run.give_up = give_up
+        run.waited = True
         self._summon_next()
         try:
             value, error = await future
+        except GeneratorExit:
+            raise RunnerClosed from None
         except asyncio.CancelledError:
             give_up(asyncio.CancelledError())
             raise
@@ -297,7 +314,7 @@ class QueueWorker:
             run.give_up = None
         if error is not None:
             raise error
-        if asyncio.iscoroutine(value):
+        if inspect.iscoroutine(value):
             # A plain function that hands out a coroutine: it is meant to run on the loop.
             run.value = None
             return await drive(run, context) if context.run(start_coroutine, run, value) else run.value
@@ -328,7 +345,7 @@ class QueueWorker:
             failure = ResultNotStorableError(f"the handler returned what cannot be stored: {error}")
             failure.__cause__ = error
             return self._end_failed(run, Failure(failure, unrecoverable=True), None)
-        following = Run(self) if runtime.fetching else None
+        following = Run(self) if runtime.fetching and runtime.chains else None
         core = runtime.core
         with runtime.lock:
             now_ms = runtime.now_ms()
@@ -353,7 +370,9 @@ class QueueWorker:
             flush = core.events or core.ended
         if flush:
             runtime.flush()
-        return None if job is None or following is None else following.took(job)
+        if following is None:
+            return self._fetch()
+        return None if job is None else following.took(job)
 
     async def _fail(self, run: Run, error: BaseException | None) -> Run | None:
         """Decide what an error means, ask a custom backoff if there is one, and store it."""
@@ -366,6 +385,7 @@ class QueueWorker:
             return self._put_back(run, outcome)
         delay: float | None = None
         if not outcome.unrecoverable:
+            await _absorb_cancellation()
             outcome, delay = await self.runtime.ask_strategy(run, outcome)
         return self._end_failed(run, outcome, delay)
 
@@ -375,7 +395,7 @@ class QueueWorker:
         job = run.job
         stack = None if job.opts.stack_trace_limit == 0 else failure.trace()
         reason = failure.reason()
-        following = Run(self) if runtime.fetching else None
+        following = Run(self) if runtime.fetching and runtime.chains else None
         with runtime.lock:
             now_ms = runtime.now_ms()
             try:
@@ -403,6 +423,8 @@ class QueueWorker:
         if flush:
             runtime.flush()
         runtime.report_failure(run, reason, stack, final, failure.error)
+        # All that is kept is text. One error object that is raised again and again would grow a frame each time.
+        failure.error.__traceback__ = None
         if following_job is None or following is None:
             # An immediate retry fetches nothing in the same call, as in BullMQ.
             return self._fetch()
@@ -441,7 +463,9 @@ class QueueWorker:
         if self.queue.index.get(run.job.id) is run.job and self.queue.locks.get(run.job.id) is run:
             runtime.core.fail(self.queue, run.job.id, str(error), None, now_ms, run, unrecoverable=True)
         else:
-            runtime.log.warning("late result dropped", job_id=run.job.id, job_name=run.job.name, reason=str(error))
+            # Later: a log handler may ask the engine, and the lock is held here.
+            fields = {"job_id": run.job.id, "job_name": run.job.name, "reason": str(error)}
+            runtime.call_on_loop(partial(runtime.log.warning, "late result dropped", **fields))
         job = runtime.fetch(self, following := Run(self)) if runtime.fetching else None
         return None if job is None else following.took(job)
 
@@ -473,23 +497,22 @@ class QueueWorker:
         run.over = True
         self.abandoned[run] = None
         del self.runs[run]
-        self.busy -= 1
         timeout = run.job.opts.timeout_ms
         error = JobTimeoutError(f"attempt {run.attempt} took longer than its timeout of {timeout} ms and ignored it")
-        following = self._end_failed(run, Failure(error), None)
-        if following is not None:
-            self._start_runner(following)
-        else:
-            self.runtime.went_idle(self)
+        self._free_slot(self._end_failed(run, Failure(error), None))
 
     def cancel_runs(self) -> None:
-        """Ask every run to end, now: the engine is out of patience."""
+        """Ask every run to end, now: the engine is out of patience. Plain handlers can only look at `ctx.cancelled`."""
         for run in list(self.runs):
             run.cancelled = True
+            if run.give_up is None and run.task is not None:
+                run.task.cancel()
+
+    def give_up_runs(self) -> None:
+        """Stop waiting for threads and kill processes that have not ended after `cancel_runs`."""
+        for run in list(self.runs):
             if run.give_up is not None:
                 run.give_up(asyncio.CancelledError())
-            elif run.task is not None:
-                run.task.cancel()
 
     def drop_runs(self) -> None:
         """Forget every run without a trace in the core: the engine has vanished."""
@@ -531,3 +554,11 @@ class QueueWorker:
     def encode_payload(self, name: str, value: Any) -> bytes:
         """A payload as JSON text, by the type of the handler that will get it."""
         return (self._bindings.get(name) or self._bind(name)).handler.codec.encode(value)
+
+
+async def _absorb_cancellation() -> None:
+    """Take a cancellation that a handler had left pending on the runner, before the runner itself has to wait."""
+    me = asyncio.current_task()
+    if me is not None and me._must_cancel:  # type: ignore[attr-defined]  # noqa: SLF001  # not in the stubs
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(0)

@@ -505,10 +505,6 @@ async def test_c44_back_in_many_small_steps(world: World) -> None:
     assert 30_000 <= job.starts[0] <= 31_000
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="Runtime.host() makes a new ClockWatch without asking the old one, so a step back while nothing was hosted is lost",
-)
 @virtual
 async def test_c44_while_the_engine_does_not_run(world: World) -> None:
     """C44: a step back between the dispatch and the start moves the delay as well."""

@@ -322,11 +322,6 @@ async def test_a_dispatch_whose_caller_is_cancelled_survives(world: World) -> No
     assert job.payloads == ["from a request"]
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="LOST JOBS: Runtime.summon skips a worker whose slots are all busy, but a runner that has just found nothing is busy "
-    "until it has left _run_jobs, and nobody looks again: after `self.busy -= 1` the worker must look for ready jobs",
-)
 @virtual
 async def test_a_dispatch_while_the_last_runner_is_leaving(world: World) -> None:
     """A job that comes in after the runner found nothing and before it is gone is run (other threads hit this often)."""

@@ -267,9 +267,6 @@ async def test_a_handler_that_cancels_its_task_does_not_hurt_the_next_job(kind: 
     assert waited == [0, 1, 2]
 
 
-@pytest.mark.xfail(
-    strict=True, reason="Runtime.ask_strategy awaits in a runner whose pending cancellation belongs to the handler"
-)
 async def test_a_cancelled_handler_may_still_ask_an_async_backoff() -> None:
     """The cancellation that a handler left behind must not hit the custom backoff, which would cost the retries."""
     registry = Registry()

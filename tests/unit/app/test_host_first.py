@@ -93,9 +93,6 @@ async def test_several_queues_share_the_slice() -> None:
     assert heartbeat.longest_gap <= PER_SLICE + 10
 
 
-@pytest.mark.xfail(
-    strict=True, reason="QueueWorker._run_jobs opens a new slice after every failed attempt, without giving way"
-)
 async def test_failing_jobs_share_the_slice_too(caplog: pytest.LogCaptureFixture) -> None:
     """A backlog of jobs that fail, with and without retries, is no faster way to hold the loop."""
     clock = VirtualClock()

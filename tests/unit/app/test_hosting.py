@@ -204,10 +204,6 @@ def test_a_loop_that_only_runs_now_and_then() -> None:
         loop.close()
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="QueueWorker._run_jobs takes GeneratorExit for a failure and starts the next job while collected",
-)
 def test_case_c108_a_loop_that_is_collected_runs_nothing() -> None:
     """Closed without a stop: when the loop's tasks are collected, no job fails for it and no handler is started."""
     code, out, errors = run_program(

@@ -311,9 +311,6 @@ async def test_case_c105_a_handler_that_blocks_the_loop_is_named(
     assert engine.health()["state"] == "stopped"
 
 
-@pytest.mark.xfail(
-    strict=True, reason="run.drive looks at the time only where the handler waits again, not where it ends"
-)
 @pytest.mark.parametrize("ending", ["returns", "raises"])
 @virtual
 async def test_case_c105_a_handler_that_blocks_after_its_last_wait_is_named(
@@ -334,7 +331,6 @@ async def test_case_c105_a_handler_that_blocks_after_its_last_wait_is_named(
     assert [record.blocked_ms for record in caplog.records if "blocked the event loop" in record.getMessage()] == [400]  # type: ignore[attr-defined]
 
 
-@pytest.mark.xfail(strict=True, reason="QueueWorker._refused and Runtime.now_ms log while they hold the engine's lock")
 def test_a_log_handler_may_ask_the_engine() -> None:
     """The lock is not held while a line is written: a handler of the host that reads health() must not hang."""
     code, out, errors = run_program(

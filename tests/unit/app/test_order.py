@@ -187,11 +187,6 @@ async def test_limiter_of_a_queue(world: World) -> None:
     assert job.starts == [0, 0, 1000, 1000, 2000, 2000]
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="core.complete(fetch_next=True) and core.fail start the next job without asking the Pacer: QueueWorker._succeed "
-    "and _end_failed must not fetch while Runtime has one",
-)
 @virtual
 async def test_max_starts_per_second(world: World) -> None:
     """A cap over all queues: no window of one second has more starts."""

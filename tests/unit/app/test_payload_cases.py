@@ -362,18 +362,8 @@ def a_generator() -> Any:
     ],
 )
 @pytest.mark.parametrize("executor", [None, "inline", "thread"])
-def test_c95_a_result_that_cannot_be_stored(
-    request: pytest.FixtureRequest, world: World, make: Callable[[], Any], executor: str | None
-) -> None:
+def test_c95_a_result_that_cannot_be_stored(world: World, make: Callable[[], Any], executor: str | None) -> None:
     """C95: the work was done, so the job fails without a retry, after exactly one run, with the path of the culprit."""
-    if (make, executor) == (a_generator, "thread"):
-        request.applymarker(
-            pytest.mark.xfail(
-                strict=True,
-                reason="QueueWorker._run_elsewhere asks asyncio.iscoroutine, which is true of generators on 3.11: the generator "
-                "is driven, fails with 'Task got bad yield', and the job is retried",
-            )
-        )
 
     @virtual
     async def story(world: World) -> None:

@@ -717,11 +717,6 @@ async def test_a_redefined_handler_is_used_by_the_next_attempt(world: World) -> 
     assert (old.payloads, new.payloads) == ([1], [1])
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="the traceback of an exception object grows with every raise and the engine never cuts it: each failure is slower "
-    "than the last (400 attempts take 9 s), frames leak; QueueWorker._end_failed could set error.__traceback__ = None at its end",
-)
 @virtual
 async def test_one_exception_object_raised_by_every_attempt(world: World) -> None:
     """A module-level error that is raised again and again leaves traces of one raise each."""
