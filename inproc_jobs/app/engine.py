@@ -65,7 +65,7 @@ from inproc_jobs.errors import (
     InvalidPayloadError,
     JobIdTakenError,
 )
-from inproc_jobs.observe.listeners import EngineEvent, Listener, ListenerHub
+from inproc_jobs.observe.listeners import EngineEvent, EventStream, Listener, ListenerHub
 from inproc_jobs.observe.logs import EngineLog
 from inproc_jobs.runtime.clock import Clock, SystemClock
 from inproc_jobs.runtime.cron import next_match
@@ -717,9 +717,9 @@ class Engine(KeptEngine):
 
         return unsubscribe
 
-    async def events(self, *names: str, maxsize: int = 1000) -> AsyncIterator[EngineEvent]:
+    def events(self, *names: str, maxsize: int = 1000) -> AsyncIterator[EngineEvent]:
         """
-        The events from now on, as an async iterator.
+        The events from now on, as an async iterator: from this call, not from the first step of the loop.
 
         Args:
             names: Which; none means all.
@@ -728,6 +728,9 @@ class Engine(KeptEngine):
         """
         stream = self._hub.stream(names, maxsize)
         self._listen()
+        return self._read(stream)
+
+    async def _read(self, stream: EventStream) -> AsyncIterator[EngineEvent]:
         try:
             while True:
                 yield await stream.get()

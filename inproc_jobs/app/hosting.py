@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from inproc_jobs.app.progress import Progress
 from inproc_jobs.core.durations import parse_seconds
-from inproc_jobs.core.states import JobState
+from inproc_jobs.core.states import ALIVE_STATES, JobState
 from inproc_jobs.errors import (
     BlockingCallError,
     EngineForkedError,
@@ -631,20 +631,21 @@ class HostedEngine:
         )
 
     def _left_by_state(self) -> dict[str, int]:
-        """How many jobs have not ended, by state; states without any are left out."""
+        """
+        How many jobs have not ended, by state; states without any are left out.
+
+        The pending run of a schedule does not count: nobody has asked for it yet but the schedule itself.
+        """
         left: dict[str, int] = {}
         with self.runtime.lock:
             for queue in self.runtime.core.queues.values():
-                for state in (
-                    JobState.WAITING,
-                    JobState.PRIORITIZED,
-                    JobState.DELAYED,
-                    JobState.ACTIVE,
-                    JobState.WAITING_CHILDREN,
-                ):
+                for state in ALIVE_STATES:
                     count = len(queue.containers[state])
+                    if state is JobState.DELAYED:
+                        count -= self.runtime.core.count_planned(queue)
                     if count:
-                        left[state.value.replace("-", "_")] = left.get(state.value.replace("-", "_"), 0) + count
+                        name = state.value.replace("-", "_")
+                        left[name] = left.get(name, 0) + count
         return left
 
     def _count_left(self) -> int:

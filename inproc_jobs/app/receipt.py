@@ -111,7 +111,7 @@ class DispatchedJob(msgspec.Struct, Generic[R], frozen=True, eq=False, gc=False)
         future = runtime.watch(job)
         if future is not None and run is not None and seconds is None and run.worker.runtime is runtime:
             with runtime.lock:
-                run.waits_for = job
+                run.waits_for = (*run.waits_for, job)
                 possible = runtime.can_end(job)
             if not possible:
                 self._done_waiting(job, future)
@@ -125,7 +125,7 @@ class DispatchedJob(msgspec.Struct, Generic[R], frozen=True, eq=False, gc=False)
         self._engine.runtime.unwatch(job, future)
         run = CURRENT_RUN.get()
         if run is not None:
-            run.waits_for = None
+            run.waits_for = tuple(other for other in run.waits_for if other is not job)
 
     def _outcome(self, job: Job) -> R:
         # A record that has left keeps how it ended; one that was removed before its end has no end.

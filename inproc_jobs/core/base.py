@@ -3,7 +3,7 @@ The ground floor of `Core`: queues, events, and the one method that moves a job 
 
 `Core` is built in floors, each a module and a class that only uses the floors below it:
 base -> flows -> removal -> deduplication -> adding -> trees -> fetching -> finishing -> changing ->
-administration -> schedulers -> reading -> core.
+administration -> schedulers -> reading -> driving -> restoring -> core.
 """
 
 from __future__ import annotations

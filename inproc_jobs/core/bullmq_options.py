@@ -359,7 +359,7 @@ def parse_repeat(repeat: Mapping[str, Any], opts: Mapping[str, Any], now_ms: int
         else None,
         lifo=_truthy_in_lua(kept.get("lifo")),
     )
-    return Schedule(plan, read_options(stored(kept)), kept)
+    return Schedule(plan, read_options(stored(kept)), template)
 
 
 # --- JavaScript ---------------------------------------------------------------------------------------------------

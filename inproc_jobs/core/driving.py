@@ -58,6 +58,11 @@ class DrivingFloor(ReadingFloor):
         """
         return any(job.extra is None or job.extra.scheduler_id is None for job in queue.delayed)
 
+    def count_planned(self, queue: Queue) -> int:
+        """How many delayed jobs are the pending iterations of schedules. Cost: O(schedulers)."""
+        pending = (queue.index.get(f"repeat:{one.id}:{one.next_ms}") for one in queue.schedulers.values())
+        return sum(job is not None and job.state is JobState.DELAYED for job in pending)
+
     @staticmethod
     def oldest_waiting_ms(queue: Queue) -> int | None:
         """When the job that is next in line was made, or the first prioritized one; None when none is ready. O(1)."""

@@ -7,6 +7,8 @@ callable (`core.schedulers.NextMatch`).
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from datetime import UTC, datetime, tzinfo
 from typing import TYPE_CHECKING
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["next_match", "next_match_ms"]
 
+_SECONDS = re.compile(r"(?:(?P<all>\*)|(?P<first>\d{1,2})(?:-(?P<last>\d{1,2}))?)(?:/(?P<step>\d{1,2}))?", re.ASCII)
 _ALIASES = {
     "@yearly": "0 0 1 1 *",
     "@annually": "0 0 1 1 *",
@@ -56,29 +59,60 @@ def next_match_ms(pattern: str, tz: str | None, after_ms: int) -> int | None:
     >>> next_match_ms("0 9 * * *", "America/New_York", 1_700_000_000_123)
     1700056800000
     """
-    from cronsim import CronSim, CronSimError  # only programs with schedules need it
-
     zone = _zone(tz)
-    after = datetime.fromtimestamp(after_ms / 1000, zone)
     text = _ALIASES.get(pattern.strip().lower(), pattern).replace("?", "*")
     fields = text.split()
-    if len(fields) == 6 and fields[0] == "0":
-        # Told as five fields it gets cronsim's care for days on which the clock is changed.
-        text = " ".join(fields[1:])
-    try:
-        matches = CronSim(text, after)
-    except CronSimError as error:
-        raise InvalidOptionError(
-            f"cron pattern {pattern!r} is not understood: {error}; write five fields, or six with leading seconds",
-            option="pattern",
-            value=pattern,
-        ) from error
-    for match in matches:
-        moment = round(match.timestamp() * 1000)
-        # In the hour that a clock repeats, cronsim may name the first pass again.
-        if moment > after_ms:
-            return moment
+    # Six fields are five and a list of seconds: cronsim takes its care for days on which the clock is changed only
+    # where it is told five.
+    seconds = _seconds_of(fields[0], pattern) if len(fields) == 6 else (0,)
+    minutes = _matches(" ".join(fields[1:]) if len(fields) == 6 else text, pattern, zone, after_ms - 60_000)
+    for minute_ms in minutes:
+        for second in seconds:
+            moment = minute_ms + second * 1000
+            # In the hour that a clock repeats, cronsim may name the first pass again.
+            if moment > after_ms:
+                return moment
     return None
+
+
+def _matches(text: str, pattern: str, zone: tzinfo, after_ms: int) -> Iterator[int]:
+    """Matches of five fields after a moment, in epoch ms."""
+    from cronsim import CronSim, CronSimError  # only programs with schedules need it
+
+    try:
+        matches = CronSim(text, datetime.fromtimestamp(after_ms / 1000, zone))
+    except CronSimError as error:
+        raise _refusal(pattern, str(error)) from error
+    return (round(match.timestamp() * 1000) for match in matches)
+
+
+def _refusal(pattern: str, reason: str) -> InvalidOptionError:
+    return InvalidOptionError(
+        f"cron pattern {pattern!r} is not understood: {reason}; write five fields, or six with leading seconds",
+        option="pattern",
+        value=pattern,
+    )
+
+
+def _seconds_of(field: str, pattern: str) -> tuple[int, ...]:
+    """
+    The seconds that a field names, ascending.
+
+    >>> _seconds_of("5,50-55/2", "")
+    (5, 50, 52, 54)
+    """
+    seconds: set[int] = set()
+    for part in field.split(","):
+        match = _SECONDS.fullmatch(part)
+        if match is None:
+            raise _refusal(pattern, "Bad second")
+        first, last, step = match["first"], match["last"], match["step"]
+        low = 0 if match["all"] else int(first)
+        high = 59 if match["all"] or (step and not last) else int(last or first)
+        if not low <= high <= 59 or step == "0":
+            raise _refusal(pattern, "Bad second")
+        seconds.update(range(low, high + 1, int(step or 1)))
+    return tuple(sorted(seconds))
 
 
 def _zone(name: str | None) -> tzinfo:

@@ -58,7 +58,7 @@ class Run:
         cancelled: It should end (`JobContext.cancelled`).
         timed_out: Why: its timeout is over.
         over: The engine has ended it already; whatever the handler still does is dropped.
-        waits_for: The job whose result the handler awaits without a timeout, else None.
+        waits_for: The jobs whose results the handler awaits without a timeout.
         give_up: Ends the waiting of the runner where the handler itself cannot be ended (threads, processes).
     """
 
@@ -73,7 +73,7 @@ class Run:
     over = False
     waited = False
     timer: asyncio.TimerHandle | None = None
-    waits_for: Job | None = None
+    waits_for: tuple[Job, ...] = ()
     give_up: Callable[[BaseException], None] | None = None
     value: Any = None
     yielded: Any = None

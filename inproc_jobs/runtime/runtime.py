@@ -9,13 +9,14 @@ loop's thread only; other threads get there through `call_on_loop`.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import math
 import random
 import threading
 from collections import deque
 from collections.abc import Awaitable, Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
 from contextvars import ContextVar
 from functools import partial
 from typing import Any, Final
@@ -243,11 +244,9 @@ class Runtime:
         if threading.get_ident() == self.loop_thread:
             loop.call_soon(call, *args, context=self.base_context.copy())
             return
-        try:
+        # A loop that was closed without stopping the engine refuses; the next start takes up what is left.
+        with contextlib.suppress(RuntimeError):
             loop.call_soon_threadsafe(call, *args, context=self.base_context.copy())
-        except RuntimeError:
-            # The loop was closed without stopping the engine; the next start takes up what is left.
-            self.log.debug("loop is closed")
 
     def begin_slice(self) -> float:
         """A runner got its turn: it opens a slice unless another did so in this turn of the loop. Answers the time."""
@@ -377,7 +376,8 @@ class Runtime:
             if deliver:
                 self._delivery_scheduled = True
         for job, waiter in waiters:
-            if not waiter.done():
+            # Whoever waits may lose patience in another thread at any moment.
+            with contextlib.suppress(InvalidStateError):
                 waiter.set_result(job)
         if deliver:
             self._schedule_delivery()
@@ -441,11 +441,15 @@ class Runtime:
                 continue
             for run in worker.runs:
                 if run.job is job:
-                    return run.waits_for is None or self.can_end(run.waits_for, seen)
+                    return self._can_go_on(run, seen)
             if worker.queue.paused or len(worker.runs) < worker.concurrency:
                 return True
-            return any(run.waits_for is None or self.can_end(run.waits_for, seen) for run in list(worker.runs))
+            return any(self._can_go_on(run, seen) for run in list(worker.runs))
         return True
+
+    def _can_go_on(self, run: Run, seen: set[Job]) -> bool:
+        """Whether a run waits for nothing, or for a job that can end. Of several any will do: better hang than lie."""
+        return not run.waits_for or any(self.can_end(job, seen) for job in run.waits_for)
 
     # --- idle ---------------------------------------------------------------------------------------------------
 

@@ -543,11 +543,12 @@ class QueueWorker:
         """Carry out a command of a running handler on its own job; one that is over or was removed has no effect."""
         runtime = self.runtime
         with runtime.lock:
-            if run.over or self.queue.locks.get(run.job.id) is not run:
-                runtime.log.debug("job is over; progress, log or payload dropped", job_id=run.job.id)
-                return
-            command(runtime.core, self.queue, runtime.now_ms())
+            over = run.over or self.queue.locks.get(run.job.id) is not run
+            if not over:
+                command(runtime.core, self.queue, runtime.now_ms())
             flush = runtime.has_news()
+        if over:
+            runtime.log.debug("job is over; progress, log or payload dropped", job_id=run.job.id)
         if flush:
             runtime.flush()
 
