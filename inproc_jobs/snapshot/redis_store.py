@@ -76,6 +76,14 @@ _PASSING: Final = re.compile(
     r"\b(LOADING|BUSY|MASTERDOWN|READONLY|OOM|MISCONF|NOREPLICAS|TRYAGAIN|CLUSTERDOWN|UNKILLABLE|NOAUTH|WRONGPASS|NOPERM"
     r"|max number of clients)\b"
 )
+_PASSING_ERRORS: Final = (
+    redis.exceptions.ReadOnlyError,
+    redis.exceptions.OutOfMemoryError,
+    redis.exceptions.ClusterDownError,  # MASTERDOWN is one of these
+    redis.exceptions.TryAgainError,
+    redis.exceptions.NoPermissionError,
+)
+"""redis-py takes the word away from the messages of these."""
 _KEPT_SETTINGS: Final = (
     "host",
     "port",
@@ -157,7 +165,7 @@ class RedisStore:
         self._queues: dict[str, str] = {}
         self._queues_lock = threading.Lock()
         self._shas: dict[str, str] = {}
-        self._unreadable: set[tuple[str, str]] = set()
+        self._taken: set[str] = set()
 
     # --- owning -------------------------------------------------------------------------------------------------
 
@@ -293,9 +301,7 @@ class RedisStore:
             outcome = "not written" if early else "unknown"
             raise SnapshotUnavailableError(f"{self.description} is not available: {error}", outcome=outcome) from error
         except redis.exceptions.ResponseError as error:
-            if _PASSING.search(str(error)) or isinstance(
-                error, (redis.exceptions.ReadOnlyError, redis.exceptions.OutOfMemoryError)
-            ):
+            if isinstance(error, _PASSING_ERRORS) or _PASSING.search(str(error)):
                 raise SnapshotUnavailableError(f"{self.description} cannot do this now: {error}") from error
             raise SnapshotLayoutError(f"{self.description} refused: {error}") from error
 
@@ -316,7 +322,7 @@ class RedisStore:
             if one.meta is not None:
                 part["meta"] = layout.meta_part(one.meta, one.queue, self.prefix, batch.now_ms, RESERVE)
             parts += _encoded(part)
-        self._call(self._client, lua.APPLY, *parts)
+        self._taken.update(self._call(self._client, lua.APPLY, *parts)[1])
         fresh = [one.queue for one in batch.queues if one.queue not in self._queues]
         for queue in fresh:
             self._watch(queue)
@@ -464,10 +470,10 @@ class RedisStore:
                 record = layout.read_job(id, state, score, row, self.prefix)
             except layout.UnreadableJobError as error:
                 into.unreadable[id] = str(error)
-                self._unreadable.add((queue, id))
                 continue
             records.append(record)
-            if layout.OWN_FIELD not in row:
+            # One whose id we have drawn as well stays a stranger's, or our next write would go over it.
+            if layout.OWN_FIELD not in row and f"{q}:{id}" not in self._taken:
                 strangers.append(id)
         self._read_sides(q, [record for record in records if record.id in found.sides], found)
         for record in records:
