@@ -134,7 +134,7 @@ def test_a_queue_of_bullmq_is_adopted_and_given_back(node, place, redis_client, 
     store.release(handover=True)
     node.start(version)
     node.start(version, queue="pdf", worker="pdf")
-    until(lambda: "sum-1" in {ran["id"] for ran in node.log()["ran"]})
+    until(lambda: {"sum-1", tick.id, *prioritized} <= {ran["id"] for ran in node.log()["ran"]})
     log = node.stop()
     assert log["errors"] == []
     ran = [ran["id"] for ran in log["ran"]]
