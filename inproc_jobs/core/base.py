@@ -127,7 +127,8 @@ class CoreBase:
         """Into the delayed set, behind those due in the same millisecond. Cost: O(log n)."""
         self._leave(queue, job, trigger, DELAYED)
         queue.sequence += 1
-        job.order = int(due_ms * (1 << DUE_BITS)) + queue.sequence
+        # A fraction, which only programs in BullMQ's language can ask for, does not count among those of its millisecond.
+        job.order = (int(due_ms) << DUE_BITS) + queue.sequence
         self._enter(queue, job, DELAYED)
         if self.listening:
             self.emit(queue, "delayed", jobId=job.id, delay=due_ms)

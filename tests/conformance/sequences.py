@@ -155,9 +155,8 @@ def closing_steps(run: Run) -> list[Step]:
 NOT_DRAWN = (
     "ids that start with `0:`, which BullMQ's fetch throws away as markers of old versions (the recorded traces have them)",
     "ids that are keys of the layout, which corrupt the queue",
-    "jobs that are their own ancestors, on which BullMQ's scripts recurse without an end",
-    "fractions of a millisecond in delays: within one millisecond the fraction or the order of adding decides, depending "
-    "on who was first (the recorded traces have single ones)",
+    "jobs that are their own ancestors: removing one ends in a script error of BullMQ, half done",
+    "fractions of a millisecond in delays: with due times less than 1 ms apart the earlier one may get the later score",
     "more than 4,096 jobs due in one millisecond, and due times after 2039, where scores lose their last bits",
     "more than 128 jobs that stall together, which a hash table lists in no order",
     "backoff with jitter, which is random",
