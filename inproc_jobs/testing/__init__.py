@@ -9,7 +9,7 @@ use, since pytest loads the plugin in every run.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from inproc_jobs.testing.assertions import ANY, Dispatched, exactly
-    from inproc_jobs.testing.harness import DrainLimitError, Harness, harness
+    from inproc_jobs.testing.kit import DrainLimitError, Harness, harness
     from inproc_jobs.testing.ledger import TimelineEntry
     from inproc_jobs.testing.virtual_time import TimeStuckError, VirtualClock, VirtualTime
 
@@ -29,14 +29,14 @@ __all__ = [
 _HOME_OF = {
     "ANY": "assertions",
     "Dispatched": "assertions",
-    "DrainLimitError": "harness",
-    "Harness": "harness",
+    "DrainLimitError": "kit",
+    "Harness": "kit",
     "TimeStuckError": "virtual_time",
     "TimelineEntry": "ledger",
     "VirtualClock": "virtual_time",
     "VirtualTime": "virtual_time",
     "exactly": "assertions",
-    "harness": "harness",
+    "harness": "kit",
 }
 
 if not TYPE_CHECKING:
@@ -48,6 +48,5 @@ if not TYPE_CHECKING:
         from importlib import import_module
 
         value = getattr(import_module(f"{__name__}.{_HOME_OF[name]}"), name)
-        # `harness` is a module and a function: the function is the public name.
         globals()[name] = value
         return value

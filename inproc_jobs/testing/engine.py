@@ -19,12 +19,13 @@ from inproc_jobs.runtime.threads import OnDone, ThreadHost, ThreadRun
 from inproc_jobs.testing.assertions import Dispatched
 
 if TYPE_CHECKING:
+    from inproc_jobs.app.definition import Registry
     from inproc_jobs.app.flows import FlowNode, FlowReceipt
     from inproc_jobs.app.receipt import DispatchedJob
     from inproc_jobs.app.schedules import ScheduleView
     from inproc_jobs.runtime.handlers import Handler
     from inproc_jobs.runtime.ports import Handlers
-    from inproc_jobs.testing.harness import Harness
+    from inproc_jobs.testing.kit import Harness
     from inproc_jobs.testing.virtual_time import VirtualTime
 
 __all__ = ["StampedEvents", "TestedEngine"]
@@ -35,6 +36,7 @@ class TestedEngine(Engine):
 
     __test__ = False  # for pytest: a class, not a test
     harness: Harness
+    watches_adds = True
 
     def __init__(self, harness: Harness, **options: Any) -> None:
         self.harness = harness
@@ -120,8 +122,8 @@ class TestedEngine(Engine):
 
     # --- what is noted ------------------------------------------------------------------------------------------
 
-    def _make_handlers(self) -> Handlers:
-        return _WatchedHandlers(self)
+    def _make_handlers(self, registry: Registry, default_queue: str) -> Handlers:
+        return _WatchedHandlers(self.harness, registry, default_queue)
 
     def new_flow_id(self) -> str:
         """The same ids in every run of the test."""
@@ -175,9 +177,9 @@ class TestedEngine(Engine):
 class _WatchedHandlers(RegistryHandlers):
     """Handlers that let the harness raise in their place, and that run plain functions on the test's loop."""
 
-    def __init__(self, engine: TestedEngine) -> None:
-        super().__init__(engine.registry, engine.default_queue)
-        self._harness = engine.harness
+    def __init__(self, harness: Harness, registry: Registry, default_queue: str) -> None:
+        super().__init__(registry, default_queue)
+        self._harness = harness
 
     def handler(self, name: str) -> Handler | None:
         found = super().handler(name)

@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 if TYPE_CHECKING:
-    from inproc_jobs.testing.harness import Harness
+    from inproc_jobs.testing.kit import Harness
 
 __all__ = ["jobs"]
 
-_HARNESS: pytest.StashKey[Harness] = pytest.StashKey()
 _PASSED: pytest.StashKey[bool] = pytest.StashKey()
 
 
@@ -44,7 +44,7 @@ def jobs(request: pytest.FixtureRequest) -> Iterator[Harness]:
     Options come from the marker: `@pytest.mark.jobs(mode="inline", queues={...}, start=...)`.
     """
     # Imported here: a plugin is loaded in every run of pytest, also where no test uses it.
-    from inproc_jobs.testing.harness import Harness
+    from inproc_jobs.testing.kit import Harness
 
     options: dict[str, Any] = {}
     for marker in reversed(list(request.node.iter_markers("jobs"))):
@@ -53,9 +53,7 @@ def jobs(request: pytest.FixtureRequest) -> Iterator[Harness]:
         options.update(marker.kwargs)
     leftovers = options.pop("leftovers", not request.config.getini("jobs_no_leftovers"))
     with Harness(**options) as harness:
-        request.node.stash[_HARNESS] = harness
         yield harness
-        del request.node.stash[_HARNESS]
         # A test that failed has said what is wrong.
         if not leftovers and request.node.stash.get(_PASSED, False):
             harness.assert_no_leftovers()
@@ -63,11 +61,12 @@ def jobs(request: pytest.FixtureRequest) -> Iterator[Harness]:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
-    """Make the time of an async test virtual from its first line on, whichever plugin runs the loop."""
-    harness = item.stash.get(_HARNESS, None)
+    """Make the time of a coroutine test virtual from its first line on, whichever plugin runs the loop."""
+    kit = sys.modules.get("inproc_jobs.testing.kit")
     test = getattr(item, "obj", None)
-    if harness is None or not isinstance(item, pytest.Function) or not inspect.iscoroutinefunction(test):
+    if kit is None or not kit.OPEN or not isinstance(item, pytest.Function) or not inspect.iscoroutinefunction(test):
         return (yield)
+    harness: Harness = kit.OPEN[-1]
 
     @functools.wraps(test)
     async def on_virtual_time(*args: Any, **kwargs: Any) -> Any:

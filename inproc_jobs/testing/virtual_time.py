@@ -34,6 +34,12 @@ MAX_JUMPS: Final = 1_000_000
 """Jumps in a row without a job that runs: something ticks for ever, and what the test waits for does not come."""
 
 
+_CURES: Final = {
+    "open": "; if it may stay open, ask for real_io='ignore'",
+    "thread": "; if it is to run beside the test, make it a daemon",
+}
+
+
 class TimeStuckError(InprocJobsError):
     """Time cannot go on: something is awaited that does not come."""
 
@@ -105,7 +111,7 @@ class VirtualTime:
     Attributes:
         clock: What the loop's time is read from.
         patience_s: See `STUCK_S`.
-        before_jump: Asked before each jump; True when it has found something to do instead.
+        when_blocked: Asked when the loop has nothing to do for now; True when it has found something.
         on_stuck: Told when time cannot go on; True when it has passed the error to somebody who waits.
         describe: What is going on, for the message.
     """
@@ -117,7 +123,7 @@ class VirtualTime:
             )
         self.clock = clock
         self.patience_s = STUCK_S
-        self.before_jump: Callable[[], bool] = lambda: False
+        self.when_blocked: Callable[[], bool] = lambda: False
         self.on_stuck: Callable[[TimeStuckError], bool] = lambda _: False
         self.describe: Callable[[], str] = lambda: ""
         self._real_io = real_io
@@ -154,6 +160,10 @@ class VirtualTime:
                 f"virtual time needs one of asyncio's own event loops, and this test runs on {type(loop).__module__}."
                 f"{type(loop).__name__}; let tests run on the default loop (asyncio.DefaultEventLoopPolicy), or write the "
                 "test as a plain function with the *_sync calls"
+            )
+        if "time" in vars(loop):
+            raise InprocJobsError(
+                "the time of this event loop is virtual already: two harnesses cannot share a loop; use one, or close the other"
             )
         self._loop = loop
         self._known_threads = set(threading.enumerate())
@@ -265,9 +275,11 @@ class VirtualTime:
             if ready:
                 self._waited_s = 0.0
                 return ready
+            if self.when_blocked():
+                return ready
             if waiting_for:
                 return self._wait_really(select, waiting_for)
-            if self._tell_settled() or self.before_jump():
+            if self._tell_settled():
                 return ready
             if timeout is None:
                 return self._wait_really(select, "")
@@ -312,7 +324,7 @@ class VirtualTime:
         if self._waited_s > patience_s:
             self._waited_s = 0.0
             if waiting_for:
-                cure = "; if it may stay open, ask for real_io='ignore'" if "fd " in waiting_for else ""
+                cure = _CURES.get(waiting_for.split()[1], "")
                 self._complain(f"for {patience_s:g} real seconds the loop has waited for {waiting_for}{cure}")
             else:
                 self._complain("the test waits for something that nobody is going to do: there is no timer, no thread")

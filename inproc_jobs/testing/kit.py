@@ -15,7 +15,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, get_args
 
 from inproc_jobs.app.definition import DEFAULT_REGISTRY, Registry
 from inproc_jobs.app.hosting import RunSummary
@@ -41,8 +41,10 @@ Mode = Literal["manual", "inline", "record"]
 T = TypeVar("T")
 START = datetime(2026, 1, 5, 9, 0, tzinfo=UTC)
 """When a test begins unless it says otherwise: a Monday morning, far from any change of the clock."""
-DRAIN_LIMIT = 10_000
-_NAMED = 10
+DRAIN_LIMIT: Final = 10_000
+OPEN: Final[list[Harness]] = []
+"""Those not closed yet, newest last; the pytest plugin makes the time of a coroutine test virtual from its first line."""
+_NAMED: Final = 10
 
 
 class DrainLimitError(InprocJobsError, AssertionError):
@@ -72,6 +74,7 @@ class Harness(Ledger, Faults):
         plain: Where plain functions run: "inline" (on the loop, so that everything is deterministic), or "thread" (or
             process, as they are defined), while which time stands still.
         real_io: "wait": time stands still while a connection is open. "ignore": open connections count for nothing.
+        limit: How many runs one call may make before `DrainLimitError`.
         engine: Further arguments of `Engine`, such as `queues`, `concurrency` or `snapshot`.
 
     Attributes:
@@ -89,6 +92,7 @@ class Harness(Ledger, Faults):
         seed: int = 0,
         plain: Literal["inline", "thread"] = "inline",
         real_io: RealIO = "wait",
+        limit: int = DRAIN_LIMIT,
         **engine: Any,
     ) -> None:
         if not isinstance(start, datetime) or start.tzinfo is None:
@@ -99,7 +103,7 @@ class Harness(Ledger, Faults):
         Faults.__init__(self)
         self.clock.on_step = self._wall_was_set
         self.time = VirtualTime(self.clock, real_io)
-        self.time.before_jump = self._run_for_results
+        self.time.when_blocked = self._run_for_results
         self.time.on_stuck = self._tell_waiters
         self.time.describe = self._describe_active
         self.mode = mode
@@ -109,7 +113,7 @@ class Harness(Ledger, Faults):
         self._registry = DEFAULT_REGISTRY if registry is None else registry
         self._first_error: BaseException | None = None
         self._runs = 0
-        self._limit = DRAIN_LIMIT
+        self.limit = self._limit = _checked_limit(limit)
         self._drivers = 0
         self._exhausted = False
         self._drained: str | None = None
@@ -122,6 +126,7 @@ class Harness(Ledger, Faults):
         self._closed = False
         self._definitions = dict(self._registry._jobs)  # noqa: SLF001  # put back at the end
         self.engine = self._new_engine()
+        OPEN.append(self)
         self._serve_before = self._registry.__dict__.get("serve")
         self._registry.serve = self._serve  # type: ignore[method-assign]  # until `close`
 
@@ -212,14 +217,14 @@ class Harness(Ledger, Faults):
     # --- running ------------------------------------------------------------------------------------------------
 
     async def run_until_idle(
-        self, *, queue: str | None = None, limit: int = DRAIN_LIMIT, raise_on_failure: bool = False
+        self, *, queue: str | None = None, limit: int | None = None, raise_on_failure: bool = False
     ) -> RunSummary:
         """
         Run until nothing can run any more: what jobs dispatch, retries and delays included, in virtual time.
 
         Args:
             queue: Only this one; the others keep their jobs.
-            limit: Runs at most.
+            limit: Runs at most; None is the harness's.
             raise_on_failure: Re-raise the exception of the first job that failed for good, once its state is stored.
 
         Raises:
@@ -311,7 +316,7 @@ class Harness(Ledger, Faults):
     # --- the same for plain tests -------------------------------------------------------------------------------
 
     def run_until_idle_sync(
-        self, *, queue: str | None = None, limit: int = DRAIN_LIMIT, raise_on_failure: bool = False
+        self, *, queue: str | None = None, limit: int | None = None, raise_on_failure: bool = False
     ) -> RunSummary:
         """As `run_until_idle`, in a test that is a plain function."""
         return self._run_own(lambda: self.run_until_idle(queue=queue, limit=limit, raise_on_failure=raise_on_failure))
@@ -402,7 +407,7 @@ class Harness(Ledger, Faults):
         if self._runs_for_results or not any(not waiter.done() for waiter in self._results):
             return False
         self._runs_for_results = True
-        self.start_driving(self.engine.runtime, DRAIN_LIMIT)
+        self.start_driving(self.engine.runtime, self.limit)
         return True
 
     def _tell_waiters(self, error: InprocJobsError) -> bool:
@@ -589,6 +594,7 @@ class Harness(Ledger, Faults):
         if self._closed:
             return
         self._closed = True
+        OPEN.remove(self)
         self.engine.vanish()
         self.time.detach()
         if self._registry.serve == self._serve:
@@ -604,7 +610,8 @@ class Harness(Ledger, Faults):
 
     def __enter__(self) -> Self:
         if _running_loop() is not None:
-            self.attach_here()
+            with self._closed_on_error():
+                self.attach_here()
         return self
 
     def __exit__(
@@ -613,8 +620,18 @@ class Harness(Ledger, Faults):
         self.close()
 
     async def __aenter__(self) -> Self:
-        await self.begin_here()
+        with self._closed_on_error():
+            await self.begin_here()
         return self
+
+    @contextmanager
+    def _closed_on_error(self) -> Iterator[None]:
+        """What could not be entered is not left either."""
+        try:
+            yield
+        except BaseException:
+            self.close()
+            raise
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -625,11 +642,9 @@ class Harness(Ledger, Faults):
 class _Driving:
     """`async with` whose body jobs are run; `DrainLimitError` at its end if they did not come to one."""
 
-    def __init__(self, harness: Harness, limit: int = DRAIN_LIMIT) -> None:
-        if type(limit) is not int or limit < 1:
-            raise InvalidOptionError(f"limit must be an int of at least 1, got {limit!r}", option="limit", value=limit)
+    def __init__(self, harness: Harness, limit: int | None = None) -> None:
         self._harness = harness
-        self._limit = limit
+        self._limit = harness.limit if limit is None else _checked_limit(limit)
 
     async def __aenter__(self) -> Runtime:
         self._harness.refuse_record()
@@ -648,6 +663,12 @@ class _Driving:
 def harness(**options: Any) -> Harness:
     """A `Harness` as a context manager, for `with` and `async with`; arguments as there."""
     return Harness(**options)
+
+
+def _checked_limit(limit: Any) -> int:
+    if type(limit) is not int or limit < 1:
+        raise InvalidOptionError(f"limit must be an int of at least 1, got {limit!r}", option="limit", value=limit)
+    return limit
 
 
 async def _awaited(call: Callable[[], Awaitable[T]]) -> T:
