@@ -9,7 +9,7 @@ from inproc_jobs.errors import InprocJobsError, InvalidOptionTypeError, QueueFul
 
 if TYPE_CHECKING:
     from inproc_jobs.app.definition import JobDefinition
-    from inproc_jobs.app.engine import Engine, Prepared
+    from inproc_jobs.app.dispatching import DispatchingEngine, Prepared
     from inproc_jobs.app.receipt import DispatchedJob
 
 __all__ = ["Bulk"]
@@ -18,7 +18,9 @@ __all__ = ["Bulk"]
 class Bulk:
     """The jobs of one `dispatch_many`."""
 
-    def __init__(self, engine: Engine, job: JobDefinition[Any, Any], jobs: Iterable[Any], slice_s: float) -> None:
+    def __init__(
+        self, engine: DispatchingEngine, job: JobDefinition[Any, Any], jobs: Iterable[Any], slice_s: float
+    ) -> None:
         if not isinstance(jobs, Iterable):
             raise InvalidOptionTypeError(
                 f"jobs must be pairs (payload, options), got {type(jobs).__name__}", option="jobs", value=jobs

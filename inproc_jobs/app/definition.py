@@ -176,16 +176,23 @@ class JobDefinition(Generic[P, R]):
 
         Cost: O(1), O(log n) with a delay or a priority.
         """
-        layer = None
+        engine = self._engine()
         if (
-            attempts is not None
-            or backoff is not None
-            or remove_on_complete is not None
-            or remove_on_fail is not None
-            or keep_logs is not None
-            or size_limit is not None
-            or stack_trace_limit is not None
+            run_at is None
+            and priority is None
+            and attempts is None
+            and backoff is None
+            and lifo is None
+            and deduplication is None
+            and remove_on_complete is None
+            and remove_on_fail is None
+            and keep_logs is None
+            and size_limit is None
+            and stack_trace_limit is None
+            and timestamp is None
         ):
+            receipt = engine.submit_plain(self, payload, job_id, delay)
+        else:
             layer = read_layer(
                 {
                     "attempts": attempts,
@@ -198,8 +205,9 @@ class JobDefinition(Generic[P, R]):
                 },
                 "dispatch",
             )
-        engine = self._engine()
-        receipt = engine.submit(self, payload, job_id, delay, run_at, priority, lifo, deduplication, timestamp, layer)
+            receipt = engine.submit(
+                self, payload, job_id, delay, run_at, priority, lifo, deduplication, timestamp, layer
+            )
         if engine.settles:
             await engine.settle((receipt,))
         return receipt

@@ -6,40 +6,26 @@ Where it runs is the business of `hosting`; what a queue can be asked is in `que
 
 from __future__ import annotations
 
-import asyncio
 import os
-import uuid
 import weakref
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
-from concurrent.futures import Future
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
-from contextvars import ContextVar, copy_context
+from contextvars import ContextVar
 from datetime import datetime
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from inproc_jobs.app.bulk import Bulk
 from inproc_jobs.app.definition import DEFAULT_REGISTRY, JobDefinition, Registry
-from inproc_jobs.app.flows import FlowNode, FlowReceipt, PlannedFlow
+from inproc_jobs.app.dispatching import DispatchingEngine
 from inproc_jobs.app.hosting import RunSummary, StopReport
-from inproc_jobs.app.keeping import KeptEngine
 from inproc_jobs.app.options import (
-    Deduplication,
-    DispatchOptions,
     Duration,
-    Layer,
-    check_job_id,
     check_known_id,
     check_name,
     check_page,
-    check_timestamp,
-    job_options,
-    merge,
-    read_deduplication,
     read_layer,
 )
 from inproc_jobs.app.queue_view import QueueView
-from inproc_jobs.app.receipt import DispatchedJob
 from inproc_jobs.app.schedules import CatchUp, ScheduleView, read_schedule
 from inproc_jobs.app.settings import (
     check_clock,
@@ -49,21 +35,12 @@ from inproc_jobs.app.settings import (
     read_queue_settings,
 )
 from inproc_jobs.app.views import FailedJob, JobView
-from inproc_jobs.core import options as core_options
-from inproc_jobs.core.adding import Duplicate
-from inproc_jobs.core.durations import parse_ms, run_at_ms
-from inproc_jobs.core.job import ABSOLUTE_DUE, CUSTOM_ID, DUE_BITS, LIFO, Job
-from inproc_jobs.core.json_values import encode_json
-from inproc_jobs.core.options import JobOptions
+from inproc_jobs.core.durations import parse_ms
 from inproc_jobs.core.queue import Queue
-from inproc_jobs.core.states import DELAYED, FAILED, REMOVED
+from inproc_jobs.core.states import FAILED
 from inproc_jobs.errors import (
     FailedJobNotFoundError,
-    InprocJobsError,
-    InvalidOptionError,
     InvalidOptionTypeError,
-    InvalidPayloadError,
-    JobIdTakenError,
 )
 from inproc_jobs.observe.listeners import EngineEvent, EventStream, Listener, ListenerHub
 from inproc_jobs.observe.logs import EngineLog
@@ -72,7 +49,6 @@ from inproc_jobs.runtime.cron import next_match
 from inproc_jobs.runtime.handlers import Handler
 from inproc_jobs.runtime.ports import Handlers, Strategy
 from inproc_jobs.runtime.runtime import Runtime
-from inproc_jobs.runtime.worker import QueueWorker
 from inproc_jobs.snapshot.config import Snapshot
 
 if TYPE_CHECKING:
@@ -80,44 +56,6 @@ if TYPE_CHECKING:
 
 P = TypeVar("P")
 __all__ = ["Engine", "RunSummary", "StopReport", "failed_jobs", "retry_failed_job"]
-
-BULK_SLICE_S: Final = 0.002
-"""How long work over many jobs holds the lock and the loop at a time (DESIGN 2.9)."""
-_NO_LAYER: Final = Layer()
-
-
-Prepared = tuple[
-    "_Plan",
-    bytes,
-    JobOptions,
-    str,
-    float,
-    int | None,
-    int | None,
-    int,
-    int,
-    "core_options.Deduplication | None",
-    "dict[str, Any] | None",
-]
-"""What `Engine.prepare` hands to `Engine.add_prepared`: a tuple, since this is the hottest path there is."""
-
-
-class _Plan:
-    """What a dispatch of one definition needs, resolved once per engine."""
-
-    __slots__ = ("base", "delay_ms", "encode", "index", "is_plain", "name", "opts", "priority", "queue", "worker")
-
-    def __init__(self, job: JobDefinition[Any, Any], base: Layer, worker: QueueWorker, special: bool) -> None:
-        self.name = job.name
-        self.base = base
-        self.opts = job_options(base)
-        self.priority = base.priority or 0
-        self.delay_ms = base.delay_ms or 0
-        self.worker = worker
-        self.queue = worker.queue
-        self.index = worker.queue.index
-        self.encode = job.handler.codec.encode
-        self.is_plain = self.opts.size_limit is None and not special
 
 
 class RegistryHandlers:
@@ -140,7 +78,7 @@ class RegistryHandlers:
         return lambda attempts_made, error, record: given(attempts_made, error, JobView(record, queue))
 
 
-class Engine(KeptEngine):
+class Engine(DispatchingEngine):
     """
     A job engine in this process.
 
@@ -193,35 +131,41 @@ class Engine(KeptEngine):
             raise InvalidOptionTypeError(
                 f"registry must be a Registry(), got {type(registry).__name__}", option="registry", value=registry
             )
-        self.registry = DEFAULT_REGISTRY if registry is None else registry
-        self.default_queue = check_name(default_queue, "queue")
-        self._defaults = read_layer({} if default_job_options is None else default_job_options, "default_job_options")
+        registry = DEFAULT_REGISTRY if registry is None else registry
+        check_name(default_queue, "queue")
+        defaults = read_layer({} if default_job_options is None else default_job_options, "default_job_options")
         self._history = check_history({}) if history is None else check_history(history)
-        self._context_vars = check_context_vars(context_vars)
+        captured = check_context_vars(context_vars)
         self._hub = ListenerHub()
         self._log = EngineLog()
-        self._plans: dict[JobDefinition[Any, Any], _Plan] = {}
-        self._warned: set[str] = set()
         runtime = Runtime(
             clock or SystemClock(),
-            self._make_handlers(),
+            self._make_handlers(registry, default_queue),
             self._hub,
             self._log,
             concurrency=concurrency,
             max_starts_per_second=max_starts_per_second,
         )
-        super().__init__(runtime, parse_ms(shutdown_timeout, option="shutdown_timeout", bare="refuse"), snapshot)
+        super().__init__(
+            runtime,
+            parse_ms(shutdown_timeout, option="shutdown_timeout", bare="refuse"),
+            snapshot,
+            registry=registry,
+            default_queue=default_queue,
+            defaults=defaults,
+            context_vars=captured,
+        )
         runtime.owner = weakref.ref(self)
         runtime.prepare_queue = self._prepare_queue
-        runtime.context_vars = self._context_vars
+        runtime.context_vars = captured
         self._max_waiting = {name: setting.max_waiting for name, setting in settings.items()}
         for name, setting in settings.items():
             runtime.add_worker(name, setting.concurrency, setting.limiter)
-        self.registry.serve(self)
+        registry.serve(self)
 
-    def _make_handlers(self) -> Handlers:
+    def _make_handlers(self, registry: Registry, default_queue: str) -> Handlers:
         """The runtime's way to the handlers."""
-        return RegistryHandlers(self.registry, self.default_queue)
+        return RegistryHandlers(registry, default_queue)
 
     def _prepare_queue(self, queue: Queue) -> None:
         """A queue came into being: give it the facade's rules, as data."""
@@ -231,295 +175,7 @@ class Engine(KeptEngine):
     def __repr__(self) -> str:
         return f"<Engine {self._state.value}, queues {', '.join(self.runtime.core.queues) or '(none yet)'}>"
 
-    # --- dispatching --------------------------------------------------------------------------------------------
-
-    def _plan(self, job: JobDefinition[Any, Any]) -> _Plan:
-        plan = self._plans.get(job)
-        if plan is None:
-            base = merge(job.layer, self._defaults)
-            with self.runtime.lock:
-                worker = self.runtime.worker(job.queue or self.default_queue)
-            plan = self._plans[job] = _Plan(job, base, worker, bool(self._context_vars or self.hold))
-            self._warn_idle_backoff(job.name, plan.opts)
-        return plan
-
-    def _warn_idle_backoff(self, name: str, opts: JobOptions) -> None:
-        """A backoff without attempts does nothing, and many believe otherwise (case C69)."""
-        if opts.backoff is not None and opts.attempts <= 1 and name not in self._warned:
-            self._warned.add(name)
-            self._log.warning("backoff has no effect without attempts; set attempts to 2 or more", job_name=name)
-
-    def submit(
-        self,
-        job: JobDefinition[Any, Any],
-        payload: Any,
-        job_id: str | None,
-        delay: Any,
-        run_at: datetime | None,
-        priority: int | None,
-        lifo: bool | None,
-        deduplication: Deduplication | Mapping[str, Any] | None,
-        timestamp: int | datetime | None,
-        layer: Layer | None,
-    ) -> DispatchedJob[Any]:
-        """One dispatch, checked in full before anything changes. See `JobDefinition.dispatch`."""
-        plan = self._plans.get(job)
-        if (
-            plan is None
-            or not self.takes_dispatches
-            or not plan.is_plain
-            or run_at is not None
-            or priority is not None
-            or lifo is not None
-            or deduplication is not None
-            or timestamp is not None
-            or layer is not None
-        ):
-            return self._submit_any(
-                self.prepare(job, payload, job_id, delay, run_at, priority, lifo, deduplication, timestamp, layer)
-            )
-        # The usual dispatch, with at most an id and a delay, written out: it is the hottest path there is.
-        if job_id is None:
-            id = ""
-        else:
-            known = plan.index.get(job_id) if type(job_id) is str else None
-            # An own id that is there was checked when it came.
-            id = job_id if known is not None and known.flags & CUSTOM_ID else check_job_id(job_id)
-        delay_ms = plan.delay_ms if delay is None else parse_ms(delay, option="delay")
-        data = plan.encode(payload)
-        runtime = self.runtime
-        core = runtime.core
-        with runtime.lock:
-            receipt = self._add(plan, data, plan.opts, id, delay_ms, None, plan.priority, 0, None, runtime.now_ms())
-            news = core.events or core.ended
-        if news:
-            runtime.flush()
-        return receipt
-
-    def _submit_any(self, prepared: Prepared) -> DispatchedJob[Any]:
-        """A dispatch with any options."""
-        runtime = self.runtime
-        with runtime.lock:
-            receipt = self.add_prepared(prepared)
-            news = runtime.has_news()
-        if news:
-            runtime.flush()
-        return receipt
-
-    def prepare(
-        self,
-        job: JobDefinition[Any, Any],
-        payload: Any,
-        job_id: str | None,
-        delay: Any,
-        run_at: datetime | None,
-        priority: int | None,
-        lifo: bool | None,
-        deduplication: Deduplication | Mapping[str, Any] | None,
-        timestamp: int | datetime | None,
-        layer: Layer | None,
-    ) -> Prepared:
-        """Check a dispatch in full and encode it; nothing changes."""
-        if not self.takes_dispatches:
-            self.refuse_dispatch()
-        if self.hold:
-            self.before_held_dispatch()
-        plan = self._plans.get(job) or self._plan(job)
-        opts = plan.opts
-        if layer is not None:
-            opts = job_options(merge(layer, plan.base))
-            self._warn_idle_backoff(job.name, opts)
-        rank, flags = plan.priority, 0
-        if priority is not None or lifo is not None:
-            given = read_layer({"priority": priority, "lifo": lifo}, "dispatch")
-            rank = rank if given.priority is None else given.priority
-            flags = LIFO if given.lifo else 0
-            if given.lifo is False and opts.lifo:
-                opts = job_options(merge(given, layer or _NO_LAYER, plan.base))
-        delay_ms = plan.delay_ms if delay is None else parse_ms(delay, option="delay")
-        rule = None
-        if deduplication is not None:
-            mode = read_deduplication(deduplication)
-            rule = mode.rule
-            if mode.delay_ms is not None and delay is None and run_at is None:
-                delay_ms = mode.delay_ms
-        due = None
-        if run_at is not None:
-            if delay is not None:
-                raise InvalidOptionError("give delay or run_at, not both", option="run_at", value=run_at)
-            due = run_at_ms(run_at)
-            flags |= ABSOLUTE_DUE
-        id = "" if job_id is None else check_job_id(job_id)
-        created = None if timestamp is None else check_timestamp(timestamp)
-        data = plan.encode(payload)
-        if opts.size_limit is not None:
-            _check_size(data, opts.size_limit, job.name)
-        captured = self._capture() if self._context_vars else None
-        return plan, data, opts, id, delay_ms, due, created, rank, flags, rule, captured
-
-    def add_prepared(self, prepared: Prepared) -> DispatchedJob[Any]:
-        """Add what `prepare` has checked, and have it run. Lock held."""
-        plan, data, opts, id, delay_ms, due, created, rank, flags, rule, captured = prepared
-        now_ms = self.runtime.now_ms()
-        if due is not None:
-            delay_ms = due - (now_ms if created is None else created)
-        receipt = self._add(plan, data, opts, id, delay_ms, created, rank, flags, rule, now_ms)
-        if captured and not receipt.duplicate and receipt._job is not None:  # noqa: SLF001  # the facade's own record
-            receipt._job.more().context = captured  # noqa: SLF001
-        return receipt
-
-    def _add(
-        self,
-        plan: _Plan,
-        data: bytes,
-        opts: JobOptions,
-        id: str,
-        delay_ms: float,
-        created: int | None,
-        rank: int,
-        flags: int,
-        rule: core_options.Deduplication | None,
-        now_ms: int,
-    ) -> DispatchedJob[Any]:
-        """Add a checked job, have it run, and write the receipt. Lock held."""
-        runtime, queue, name = self.runtime, plan.queue, plan.name
-        if id:
-            known = plan.index.get(id)
-            if known is not None and known.name != name:
-                self.check_name_of(queue, id, name)
-        answer = runtime.core.add(
-            queue,
-            name,
-            data,
-            opts,
-            now_ms,
-            id=id,
-            delay=delay_ms,
-            priority=rank,
-            timestamp=created,
-            flags=flags | self.hold,
-            deduplication=rule,
-        )
-        if type(answer) is not Job:
-            return self._duplicate_receipt(cast(Duplicate, answer), name, queue.name)
-        state = answer.state
-        if state is DELAYED:
-            due_ms = answer.order >> DUE_BITS
-            if due_ms < runtime.wake_at_ms:
-                runtime.note_delayed(due_ms)
-        else:
-            worker = plan.worker
-            if not worker.summoned and worker.busy < worker.concurrency:
-                runtime.summon(worker)
-        return DispatchedJob(answer.id, name, queue.name, False, state, answer, self)
-
-    def check_name_of(self, queue: Queue, id: str, name: str) -> None:
-        """Refuse an id that a job of another name has. Lock held."""
-        known = queue.index.get(id)
-        if known is not None and known.name != name and not self.runtime.core.id_is_free(known):
-            raise JobIdTakenError(id, known.name, known.state)
-
-    def _duplicate_receipt(self, answer: Duplicate, name: str, queue: str) -> DispatchedJob[Any]:
-        """Describe the job that won; one that is gone (its deduplication key outlived it) is told as removed."""
-        known = answer.job
-        if known is None:
-            return DispatchedJob(answer.id, name, queue, True, REMOVED, None, self)
-        return DispatchedJob(known.id, known.name, queue, True, known.state, known, self)
-
-    def _capture(self) -> dict[str, Any] | None:
-        """Values of the context variables that jobs take over; those that are not set stay unset."""
-        context = copy_context()
-        return {var.name: context[var] for var in self._context_vars if var in context} or None
-
-    def submit_sync(self, job: JobDefinition[Any, Any], payload: Any, options: Mapping[str, Any]) -> DispatchedJob[Any]:
-        """
-        One dispatch from a thread.
-
-        Raises:
-            BlockingCallError: A loop runs in this thread, and the dispatch would have to wait for the store.
-        """
-        if not self.hold:
-            return self.submit_with(job, payload, options)
-        self.refuse_in_loop("dispatch_sync with a write_through snapshot", "await job.dispatch()")
-        receipt = self.submit_with(job, payload, options)
-        self.settle_sync((receipt,))
-        return receipt
-
-    def submit_with(self, job: JobDefinition[Any, Any], payload: Any, options: Mapping[str, Any]) -> DispatchedJob[Any]:
-        """One dispatch with its options as a dict."""
-        return self.submit(job, payload, *_split_options(options))
-
-    def prepare_with(self, job: JobDefinition[Any, Any], payload: Any, options: Mapping[str, Any]) -> Prepared:
-        """As `prepare`, with the options as a dict."""
-        return self.prepare(job, payload, *_split_options(options))
-
-    async def submit_many(
-        self, job: JobDefinition[Any, Any], jobs: Iterable[tuple[Any, DispatchOptions | None]]
-    ) -> list[DispatchedJob[Any]]:
-        """Check all, then add all in slices that give way to the loop."""
-        receipts: list[DispatchedJob[Any]] = []
-        for some in self._bulk(job, jobs):
-            receipts += some
-            await asyncio.sleep(0)
-        return receipts
-
-    def submit_many_sync(
-        self, job: JobDefinition[Any, Any], jobs: Iterable[tuple[Any, DispatchOptions | None]]
-    ) -> list[DispatchedJob[Any]]:
-        """As `submit_many`, from any thread."""
-        return [receipt for some in self._bulk(job, jobs) for receipt in some]
-
-    def _bulk(
-        self, job: JobDefinition[Any, Any], jobs: Iterable[tuple[Any, DispatchOptions | None]]
-    ) -> Iterator[list[DispatchedJob[Any]]]:
-        """Slices of receipts. Everything is read and checked before the first add."""
-        return Bulk(self, job, jobs, BULK_SLICE_S).slices()
-
-    # --- flows and schedules ------------------------------------------------------------------------------------
-
-    async def flow(self, root: FlowNode) -> FlowReceipt:
-        """
-        Add a tree of jobs in one step; a parent runs once its children are done (`ctx.children_values()`).
-
-        Args:
-            root: `job.node(payload, children=[other.node(...), ...])`; the queues may differ.
-
-        Raises:
-            InvalidOptionError, InvalidPayloadError: A node is wrong; nothing was added.
-            JobIdTakenError, QueueFullError: As for a dispatch; nothing was added.
-        """
-        receipt = self._add_flow(root)
-        if self.settles:
-            await self.settle(receipt)
-        return receipt
-
-    def flow_sync(self, root: FlowNode) -> FlowReceipt:
-        """As `flow`, from any thread."""
-        if self.hold:
-            self.refuse_in_loop("flow_sync with a write_through snapshot", "await engine.flow()")
-        receipt = self._add_flow(root)
-        if self.hold:
-            self.settle_sync(receipt)
-        return receipt
-
-    def _add_flow(self, root: FlowNode) -> FlowReceipt:
-        planned = PlannedFlow(self, root, self.new_flow_id)
-        with self.runtime.lock:
-            receipt = planned.add()
-        self.runtime.flush()
-        return receipt
-
-    def new_flow_id(self) -> str:
-        """An id for a job of a flow that names none, as BullMQ draws them."""
-        return str(uuid.uuid4())
-
-    def flow_receipt(self, answer: Job | Duplicate | InprocJobsError, plan: _Plan) -> DispatchedJob[Any]:
-        """The receipt of one job of a flow. Lock held."""
-        if isinstance(answer, InprocJobsError):
-            raise answer
-        if isinstance(answer, Job):
-            return DispatchedJob(answer.id, plan.name, plan.queue.name, False, answer.state, answer, self)
-        return self._duplicate_receipt(answer, plan.name, plan.queue.name)
+    # --- schedules -----------------------------------------------------------------------------------------------
 
     async def schedule(
         self,
@@ -615,24 +271,6 @@ class Engine(KeptEngine):
             view = None if record is None else ScheduleView.of(plan.queue.schedulers[id], plan.queue.name)
         self.runtime.changed(plan.queue.name)
         return view
-
-    def encode_for(self, name: str, payload: Any) -> bytes:
-        """A payload as JSON text, by the type of the handler of that name if there is one."""
-        job = self.registry.get(name)
-        return encode_json(payload) if job is None else job.handler.codec.encode(payload)
-
-    async def wait_end(self, future: Future[Job], seconds: float | None) -> None:
-        """Wait for the end of a job, for a receipt's `result`."""
-        async with asyncio.timeout(seconds):
-            await asyncio.wrap_future(future)
-
-    def wait_end_sync(self, future: Future[Job], seconds: float | None) -> None:
-        """As `wait_end`, blocking."""
-        future.result(seconds)
-
-    def forget_definition(self, name: str) -> None:
-        """A name was defined anew: runs that start from now on use the new handler."""
-        self.runtime.forget_bindings(name)
 
     # --- reading ------------------------------------------------------------------------------------------------
 
@@ -785,34 +423,6 @@ class Engine(KeptEngine):
         """For Starlette and FastAPI: `FastAPI(lifespan=engine.lifespan)`."""
         async with self:
             yield
-
-
-def _check_size(data: bytes, limit: int, name: str) -> None:
-    if len(data) > limit:
-        raise InvalidPayloadError(
-            f"payload of {name!r} has {len(data)} bytes, over its size_limit of {limit}; store it elsewhere and send a key",
-            path="payload",
-        )
-
-
-_DISPATCH_OPTIONS: Final = tuple(DispatchOptions.__annotations__)
-_OWN_OPTIONS: Final = ("job_id", "delay", "run_at", "priority", "lifo", "deduplication", "timestamp")
-
-
-def _split_options(options: Mapping[str, Any]) -> tuple[Any, ...]:
-    """The arguments of `submit` after the payload, from a dict of dispatch options."""
-    shared: dict[str, Any] = {}
-    for option, value in options.items():
-        if option not in _DISPATCH_OPTIONS:
-            raise InvalidOptionError(
-                f"dispatch has no option {option!r}; it takes {', '.join(_DISPATCH_OPTIONS)}",
-                option=option,
-                value=value,
-            )
-        if option not in _OWN_OPTIONS and value is not None:
-            shared[option] = value
-    layer = read_layer(shared, "dispatch") if shared else None
-    return (*(options.get(option) for option in _OWN_OPTIONS), layer)
 
 
 async def failed_jobs(queue: str = "default", start: int = 0, end: int = 49) -> list[FailedJob]:

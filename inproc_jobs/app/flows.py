@@ -19,7 +19,7 @@ from inproc_jobs.errors import InvalidJobIdError, InvalidOptionError, InvalidOpt
 
 if TYPE_CHECKING:
     from inproc_jobs.app.definition import JobDefinition
-    from inproc_jobs.app.engine import Engine, Prepared
+    from inproc_jobs.app.dispatching import DispatchingEngine, Prepared
     from inproc_jobs.app.receipt import DispatchedJob
 
 __all__ = ["FlowNode", "FlowReceipt", "OnFailure", "PlannedFlow"]
@@ -106,7 +106,7 @@ class PlannedFlow:
         As a dispatch, for the first node that is wrong; nothing was added then.
     """
 
-    def __init__(self, engine: Engine, root: FlowNode, new_id: Any) -> None:
+    def __init__(self, engine: DispatchingEngine, root: FlowNode, new_id: Any) -> None:
         if not isinstance(root, FlowNode):
             raise InvalidOptionTypeError(
                 f"flow takes a node made by job.node(...), got {type(root).__name__}", option="flow", value=root

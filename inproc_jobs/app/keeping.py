@@ -87,7 +87,7 @@ class KeptEngine(HostedEngine):
         """Open the snapshot, without blocking the loop."""
         if self._snapshot is None:
             return
-        self._start_over()
+        self.start_over()
         keeper = Keeper(
             self._snapshot.open_store(),
             _Host(self),
@@ -106,7 +106,7 @@ class KeptEngine(HostedEngine):
             for name in list(self.runtime.core.queues):
                 self.runtime.worker(name)
 
-    def _start_over(self) -> None:
+    def start_over(self) -> None:
         """What is in memory is of an earlier life; the store knows better."""
         with self.runtime.lock:
             self.runtime.start_over()

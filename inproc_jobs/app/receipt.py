@@ -15,7 +15,7 @@ from inproc_jobs.errors import JobFailedError, JobRemovedError, WouldDeadlockErr
 from inproc_jobs.runtime.context import CURRENT_RUN
 
 if TYPE_CHECKING:
-    from inproc_jobs.app.engine import Engine
+    from inproc_jobs.app.dispatching import DispatchingEngine
 
 __all__ = ["DispatchedJob"]
 
@@ -41,7 +41,7 @@ class DispatchedJob(msgspec.Struct, Generic[R], frozen=True, eq=False, gc=False)
     duplicate: bool
     state: JobState
     _job: Job | None
-    _engine: Engine
+    _engine: DispatchingEngine
 
     @property
     def created(self) -> bool:

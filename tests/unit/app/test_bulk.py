@@ -19,7 +19,7 @@ from inproc_jobs import (
     QueueFullError,
     Registry,
 )
-from inproc_jobs.app import engine as engine_module
+from inproc_jobs.app import dispatching as dispatching_module
 from tests.unit.app.virtual import virtual
 from tests.unit.app.world import World, refused
 
@@ -203,7 +203,7 @@ async def test_a_stopped_engine_refuses_the_whole_bulk(world: World, engine: Eng
 @virtual
 async def test_an_engine_that_stops_in_the_middle_takes_no_more(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """What was added before the stop is counted as lost; nothing is added unseen after it."""
-    monkeypatch.setattr(engine_module, "BULK_SLICE_S", 0.0)
+    monkeypatch.setattr(dispatching_module, "BULK_SLICE_S", 0.0)
     job = world.noop()
     engine = world.engine()
     task = asyncio.create_task(job.dispatch_many([(number, {"delay": "1h"}) for number in range(100)]))
@@ -218,7 +218,7 @@ async def test_an_engine_that_stops_in_the_middle_takes_no_more(world: World, mo
 @virtual
 async def test_jobs_run_while_the_bulk_is_added(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """A bulk in many slices to a running engine: each job runs once, in order, and ids taken early run once."""
-    monkeypatch.setattr(engine_module, "BULK_SLICE_S", 0.0)
+    monkeypatch.setattr(dispatching_module, "BULK_SLICE_S", 0.0)
     job = world.recorder()
     async with world.engine():
         receipts = await job.job.dispatch_many([(number, {"job_id": f"x{number}"}) for number in range(200)])
