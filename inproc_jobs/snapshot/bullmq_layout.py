@@ -7,6 +7,7 @@ What is ours sits in one extra field, `inproc`, which BullMQ leaves alone: its p
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
@@ -69,9 +70,11 @@ _REPEAT: Final = {
     "end_ms": "endDate",
     "offset": "offset",
 }
+_ELSEWHERE: Final = frozenset(("repeat", "repeatJobKey", "parent"))
 _OWN_REPEAT: Final = ("catch_up", "immediately")
 """Parts of a schedule that BullMQ does not store."""
 _encoder = msgspec.json.Encoder()
+_check = msgspec.json.Decoder(msgspec.Raw).decode
 
 
 def _encode(value: Any) -> str:
@@ -108,7 +111,12 @@ def _number(text: Any, default: float = 0) -> float:
 
 
 def _int(text: Any, default: int = 0) -> int:
-    return int(_number(text, default))
+    if text is None:
+        return default
+    try:
+        return int(text)
+    except (TypeError, ValueError, OverflowError):
+        return int(_number(text, default))
 
 
 def _optional(text: Any) -> int | None:
@@ -132,8 +140,25 @@ def _decoded(text: bytes | None) -> str | None:
 def _json(text: str | bytes, what: str) -> Any:
     try:
         return msgspec.json.decode(text)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         raise UnreadableJobError(f"{what} is no JSON text: {error}") from None
+
+
+def _check_json(text: str, what: str) -> None:
+    """As `_json`, without building the value."""
+    try:
+        _check(text)
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+        raise UnreadableJobError(f"{what} is no JSON text: {error}") from None
+
+
+@functools.lru_cache(maxsize=2_000)
+def _json_object(text: str, what: str) -> dict[str, Any]:
+    """A small object that many jobs share; callers copy what they hand out."""
+    value = _json(text, what)
+    if not isinstance(value, dict):
+        raise UnreadableJobError(f"{what} is no object")
+    return value
 
 
 def _slices(values: Sequence[Any], size: int = _ARGS) -> Iterable[Sequence[Any]]:
@@ -397,7 +422,7 @@ def _scheduler_fields(scheduler: SchedulerRecord) -> Command:
     return [*fields, OWN_FIELD, _encode(own)]
 
 
-def meta_part(meta: MetaRecord, queue: str, prefix: str, now_ms: int, reserve: int) -> dict[str, Any]:
+def meta_part(meta: MetaRecord, queue: str, prefix: str, now_ms: int) -> dict[str, Any]:
     """Counters and settings as the script takes them: what may be shown at once, and what is kept for the handover."""
     q = f"{prefix}:{queue}"
     commands: list[Command] = [
@@ -421,7 +446,7 @@ def meta_part(meta: MetaRecord, queue: str, prefix: str, now_ms: int, reserve: i
         kept += ("duration", _text(meta.duration))
     if meta.limiter_until_ms > now_ms:
         kept += ("count", str(meta.limiter_count), "until", _text(math.ceil(meta.limiter_until_ms)))
-    return {"commands": commands, "kept": kept, "counter": str(meta.counter), "reserve": reserve}
+    return {"commands": commands, "kept": kept, "counter": str(meta.counter)}
 
 
 # --- Redis -> records ---------------------------------------------------------------------------------------------
@@ -446,13 +471,12 @@ def read_job(id: str, state: str, score: float, fields: Mapping[str, str], prefi
     """
     if "name" not in fields:
         raise UnreadableJobError("it has no name")
-    data = fields.get("data", "{}").encode()
-    _json(data, "its data")
-    stored = _json(fields.get("opts") or "{}", "its field opts")
-    if not isinstance(stored, dict):
-        raise UnreadableJobError("its field opts is no object")
-    mark = _json(fields.get(OWN_FIELD) or "{}", f"its field {OWN_FIELD}")
-    if not isinstance(mark, dict) or not isinstance(mark.get("own", {}), dict):
+    data = fields.get("data", "{}")
+    _check_json(data, "its data")
+    stored = _json_object(fields.get("opts") or "{}", "its field opts")
+    mark = _json_object(fields.get(OWN_FIELD) or "{}", f"its field {OWN_FIELD}")
+    own = mark.get("own", {})
+    if not isinstance(own, dict):
         raise UnreadableJobError(f"its field {OWN_FIELD} is no object")
     opts = _long_options(stored)
     placed, tie = scored(state, score, fields)
@@ -464,9 +488,9 @@ def read_job(id: str, state: str, score: float, fields: Mapping[str, str], prefi
     return JobRecord(
         id=id,
         name=fields["name"],
-        data=data,
-        opts={name: value for name, value in opts.items() if name not in {"repeat", "repeatJobKey", "parent"}},
-        own=mark.get("own", {}),
+        data=data.encode(),
+        opts={name: value for name, value in opts.items() if name not in _ELSEWHERE},
+        own=dict(own),
         timestamp=_int(fields.get("timestamp")),
         delay=_number(fields.get("delay")),
         priority=_int(fields.get("priority")),

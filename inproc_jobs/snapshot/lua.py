@@ -31,7 +31,7 @@ redis.call('SET', KEYS[3], ARGV[3])
 return {'ok', fence}
 """
 
-# What the others begin with. KEYS: lease, fence. ARGV[1]: {token, fence, lease, kept, seen}.
+# What the others begin with. KEYS: lease, fence. ARGV[1]: {token, fence, lease, kept, seen, reserve}.
 _HEAD: Final = """
 local call = redis.call
 local head = cmsgpack.unpack(ARGV[1])
@@ -95,6 +95,18 @@ local function block(q, limit)
   call('HSETNX', q .. ':meta', 'opts.maxLenEvents', '10000')
 end
 
+-- The counter runs ahead of ours, so that no foreign producer draws an id that we have drawn and not yet written.
+local function reserve(q, counter)
+  local kept = kept_key(q)
+  local stored = tonumber(call('GET', q .. ':id') or '0')
+  if stored < counter + head.reserve / 2 then
+    stored = counter + head.reserve
+    call('SET', q .. ':id', string.format('%.0f', stored))
+    call('HSET', kept, 'ahead', string.format('%.0f', stored))
+  end
+  call('HSET', kept, 'counter', string.format('%.0f', counter))
+end
+
 local function hold(q, id) call('SET', q .. ':' .. id .. ':lock', 'inproc-jobs:' .. head.fence, 'PX', head.lease) end
 """
 
@@ -130,6 +142,9 @@ for _, entry in ipairs(cmsgpack.unpack(ARGV[2])) do
     if found ~= 'none' and found ~= kind then return {'type', q .. ':' .. name, found, kind} end
   end
   block(q, entry[2])
+  -- Unless nobody has drawn an id since the last owner reserved some.
+  local drawn = call('GET', q .. ':id') or '0'
+  if call('HGET', kept_key(q), 'ahead') ~= drawn then reserve(q, tonumber(drawn)) end
   if call('EXISTS', q .. ':paused') == 1 then
     if call('EXISTS', q .. ':wait') == 0 then
       call('RENAME', q .. ':paused', q .. ':wait')
@@ -343,15 +358,7 @@ local function write_meta(q, meta, limit)
   call('HDEL', kept, 'max', 'duration', 'count', 'until')
   if #meta.kept > 0 then call('HSET', kept, unpack(meta.kept)) end
   show_limit(q, limit)
-  -- The counter runs ahead of ours, so that no foreign producer draws an id that we have drawn and not yet written.
-  local counter = tonumber(meta.counter)
-  local stored = tonumber(call('GET', q .. ':id') or '0')
-  local ahead = tonumber(call('HGET', kept, 'ahead') or '0')
-  if stored < counter + meta.reserve / 2 then
-    ahead = counter + meta.reserve
-    call('SET', q .. ':id', string.format('%.0f', ahead))
-  end
-  call('HSET', kept, 'counter', meta.counter, 'ahead', string.format('%.0f', ahead))
+  reserve(q, tonumber(meta.counter))
 end
 
 for _, part in ipairs(parts) do

@@ -220,6 +220,7 @@ class RedisStore:
             "lease": str(self.lease_ms),
             "kept": self._kept,
             "seen": events,
+            "reserve": RESERVE,
         }
         answer = self._script(
             client, script, [self._lease_key, self._fence_key], [msgspec.msgpack.encode(head), *arguments]
@@ -320,7 +321,7 @@ class RedisStore:
                 "meta": False,
             }
             if one.meta is not None:
-                part["meta"] = layout.meta_part(one.meta, one.queue, self.prefix, batch.now_ms, RESERVE)
+                part["meta"] = layout.meta_part(one.meta, one.queue, self.prefix, batch.now_ms)
             parts += _encoded(part)
         self._taken.update(self._call(self._client, lua.APPLY, *parts)[1])
         fresh = [one.queue for one in batch.queues if one.queue not in self._queues]

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import pytest
 
+from inproc_jobs.snapshot.redis_store import RedisStore
 from tests.redis.conftest import place, redis_client, shared_server
 from tests.redis.server import Server
 from tests.wire.node_bullmq import NodeBullMQ, why_no_node
 
-__all__ = ["node", "place", "redis_client", "shared_server", "until"]
+__all__ = ["node", "place", "redis_client", "renewing", "shared_server", "until"]
 
 
 @pytest.fixture
@@ -22,6 +25,24 @@ def node(shared_server: Server, place: object) -> Iterator[NodeBullMQ]:
         pytest.skip(reason)
     with NodeBullMQ(shared_server.port) as node:
         yield node
+
+
+@contextmanager
+def renewing(store: RedisStore) -> Iterator[None]:
+    """The owner is alive: its lease is renewed as its own thread would, however slow this machine is."""
+    over = threading.Event()
+
+    def renew() -> None:
+        while not over.wait(store.lease_ms / 5_000):
+            store.renew()
+
+    thread = threading.Thread(target=renew)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
 
 
 def until(condition: Callable[[], object], timeout_s: float = 20) -> None:

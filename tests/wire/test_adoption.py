@@ -234,6 +234,21 @@ def test_foreign_jobs_are_taken_in_and_never_overwritten(node, place, redis_clie
     store.release()
 
 
+def test_ids_of_an_adopted_queue_do_not_meet(node, place):
+    """From the moment of adoption a foreign producer's ids are beyond those that we may draw before our first write."""
+    assert node.call(6, "add", "before", {})["id"] == "1"
+    store, state = adopted(place)
+    assert state.meta.counter == 1
+    assert int(node.call(6, "add", "meanwhile", {})["id"]) > 1_000
+    store.release()
+    # Without a foreign id the reserve is given back.
+    again = node.call(6, "add", "after", {})["id"]
+    store, state = adopted(place)
+    assert state.meta.counter == int(again)
+    store.release()
+    assert int(node.call(6, "add", "later", {})["id"]) == int(again) + 1
+
+
 def test_deleting_an_unknown_write_spares_a_foreign_job(node, place, redis_client):
     """A deletion of what may have been written does not hit a job that somebody else added under that id."""
     store = place.open()

@@ -8,7 +8,7 @@ import pytest
 
 from inproc_jobs.snapshot.records import Batch, KeyRecord, QueueBatch, SchedulerRecord
 from tests.unit.snapshot.store_contract import change, job, meta_of, owner
-from tests.wire.conftest import until
+from tests.wire.conftest import renewing, until
 
 pytestmark = [pytest.mark.redis, pytest.mark.slow]
 
@@ -80,11 +80,11 @@ def test_handover_leaves_a_live_queue(node, place, redis_client, version):
     store = place.open(lease_ms=5_000)  # a worker that was kept out looks again after that time
     store.acquire(owner())
     store.apply(everything(now))
-    node.start(version, worker="stray", stalledInterval=300)
-    time.sleep(1)
-    assert node.log("stray")["ran"] == []
-    assert redis_client.lrange("bull:mail:active", 0, -1) == ["running"]
-
+    with renewing(store):
+        node.start(version, worker="stray", stalledInterval=300)
+        time.sleep(1)
+        assert node.log("stray")["ran"] == []
+        assert redis_client.lrange("bull:mail:active", 0, -1) == ["running"]
     store.release(handover=True)
     until(lambda: len({one["id"] for one in node.log("stray")["ran"]} - {"x"}) >= 14)
     log = node.stop("stray")
@@ -142,12 +142,10 @@ def test_worker_takes_over_when_the_owner_has_died(node, place, redis_client, ve
     store = place.open(lease_ms=4_000)
     store.acquire(owner())
     store.apply(everything(now))
-    node.start(version, worker="stray", stalledInterval=300)
-    store.renew()
-    time.sleep(1)
-    store.renew()
-    time.sleep(2)
-    assert node.log("stray")["ran"] == []
+    with renewing(store):
+        node.start(version, worker="stray", stalledInterval=300)
+        time.sleep(2)
+        assert node.log("stray")["ran"] == []
     until(lambda: {"running", "parent", "later2"} <= {one["id"] for one in node.log("stray")["ran"]})
     log = node.stop("stray")
     assert log["errors"] == []

@@ -245,13 +245,13 @@ def test_counter_is_ours_as_long_as_nobody_else_drew_an_id():
 
 def test_settings_in_commands():
     """A pause is a field that is there; metrics without a point leave no keys."""
-    part = layout.meta_part(meta_of(3, paused=True, concurrency=2, priority_counter=4), "mail", "bull", 0, 10)
+    part = layout.meta_part(meta_of(3, paused=True, concurrency=2, priority_counter=4), "mail", "bull", 0)
     assert part["commands"] == [
         ["HSET", "bull:mail:meta", "paused", "1"],
         ["HSET", "bull:mail:meta", "concurrency", "2"],
         ["SET", "bull:mail:pc", "4"],
     ]
-    assert (part["counter"], part["reserve"], part["kept"]) == ("3", 10, [])
+    assert (part["counter"], part["kept"]) == ("3", [])
 
 
 @pytest.mark.parametrize(
