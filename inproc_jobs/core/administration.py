@@ -78,10 +78,10 @@ class AdministrationFloor(ChangingFloor):
         marked, queue.stalled_ids = queue.stalled_ids, {}
         stalled = [
             id
-            for id in _set_order(marked)
+            for id in marked
             if not self.is_locked(queue, id, now_ms) and self._recover(queue, queue.index.get(id), worker)
         ]
-        queue.stalled_ids = {job.id: None for job in reversed(queue.active)}
+        queue.stalled_ids = dict.fromkeys(_set_order([job.id for job in reversed(queue.active)]))
         return stalled
 
     def _recover(self, queue: Queue, job: Job | None, worker: WorkerOptions) -> bool:
@@ -293,11 +293,12 @@ def _is_older(job: Job, type: str, cutoff_ms: float) -> bool:
     return f"{moment:.14g}" <= f"{cutoff_ms:.14g}"
 
 
-def _set_order(ids: dict[str, None]) -> list[str]:
+def _set_order(ids: list[str]) -> list[str]:
     """
-    The order in which Redis (from 7.2 on) and Valkey list a set of which these were the members in order of adding.
+    The order in which Redis (from 7.2 on) and Valkey list a set to which these were added in this order.
 
-    As long as all are numbers they are kept sorted; from the first text on, which is the form of a list, they are not.
+    As long as all are numbers they are kept sorted; from the first text on, which is the form of a list, they are not,
+    nor once it has gone again.
     """
     numbers = list(takewhile(lambda one: one.isascii() and one.isdigit(), ids))
-    return [*sorted(numbers, key=int), *list(ids)[len(numbers) :]]
+    return [*sorted(numbers, key=int), *ids[len(numbers) :]]

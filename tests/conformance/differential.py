@@ -27,7 +27,7 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from tests.conformance.real import RealBullMQ, why_not
 from tests.conformance.replay import differences
 from tests.conformance.run import Run
-from tests.conformance.sequences import Drawn, left_out, sequences, spoiled, trace_of
+from tests.conformance.sequences import Drawn, left_out, mutants, sequences, spoiled, trace_of
 
 __all__ = ["Finding", "compare", "hunt", "main", "smallest"]
 
@@ -178,7 +178,7 @@ def hunt(
         deadline=None,
         suppress_health_check=list(HealthCheck),
     )
-    @given(sequences())
+    @given(sequences() | mutants())
     def run(drawn: Drawn) -> None:
         tell(drawn)
         finding = judge(drawn.scenario, real.trace(drawn.scenario), drawn.trace or drawn.crash or "")

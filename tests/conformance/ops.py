@@ -9,8 +9,8 @@ from inproc_jobs.core.bullmq_options import check_new_id, merge, parse_flows, pa
 from inproc_jobs.core.job import Duplicate, Job
 from inproc_jobs.core.reading import FlowView
 from inproc_jobs.core.trees import NewJob
-from inproc_jobs.core.turns import MOVED, RATE_LIMITED, Failure, Held, Turn
-from inproc_jobs.errors import JobLockedError, ParentJobError
+from inproc_jobs.core.turns import MOVED, RATE_LIMITED, Failure, Held, Turn, has_legacy_shape, legacy_error
+from inproc_jobs.errors import InvalidOptionError, JobLockedError, ParentJobError
 from tests.conformance.run import Run, Step, failure_of, rounded_up
 from tests.conformance.views import (
     PREFIX,
@@ -132,19 +132,18 @@ def next_(run: Run, step: Step) -> Any:
 
 @op
 def complete(run: Run, step: Step) -> Any:
-    held, worker = run.held_or_stored(step), run.worker(step)
-    token = step.get("token", held.token)
-    value = encode(step.get("value"))
-    following = worker.complete(held, value, run.now, token, fetch_next=step.get("fetchNext", False))
+    held, ender = run.held_or_stored(step), run.ender(step)
+    taker = run.worker(step) if step.get("fetchNext") else None
+    following = ender.complete(held, encode(step.get("value")), run.now, step.get("token", held.token), taker=taker)
     return None if following is None else run.hold(step, following)
 
 
 @op
 def fail(run: Run, step: Step) -> Any:
-    held, worker = run.held_or_stored(step), run.worker(step)
-    token = step.get("token", held.token)
+    held, ender = run.held_or_stored(step), run.ender(step)
+    taker = run.worker(step) if step.get("fetchNext") else None
     failure = failure_of(step, step.get("message", ""))
-    following = worker.fail(held, failure, run.now, token, fetch_next=step.get("fetchNext", False))
+    following = ender.fail(held, failure, run.now, step.get("token", held.token), taker=taker)
     return None if following is None else run.hold(step, following)
 
 
@@ -478,7 +477,10 @@ def upsertJobScheduler(run: Run, step: Step) -> Any:  # noqa: N802
 
 @op
 def getJobScheduler(run: Run, step: Step) -> Any:  # noqa: N802
-    return scheduler_view(run.queue(step).schedulers.get(step["id"]))
+    scheduler = run.queue(step).schedulers.get(step["id"])
+    if scheduler is None and has_legacy_shape(step["id"]):
+        raise InvalidOptionError(legacy_error(step["id"]))
+    return scheduler_view(scheduler)
 
 
 @op

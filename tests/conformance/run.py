@@ -10,7 +10,7 @@ from typing import Any
 from inproc_jobs.core.bullmq_options import parse_worker
 from inproc_jobs.core.core import Core
 from inproc_jobs.core.job import Job
-from inproc_jobs.core.options import DEFAULT_OPTIONS
+from inproc_jobs.core.options import DEFAULT_OPTIONS, DEFAULT_WORKER
 from inproc_jobs.core.queue import Queue
 from inproc_jobs.core.turns import Failure, Held, Strategy, WorkerTurns
 from inproc_jobs.errors import InprocJobsError
@@ -30,6 +30,7 @@ class Run:
 
     Attributes:
         held: (queue, id) -> the job as it was delivered last.
+        deliverers: (queue, id) -> name of the worker that delivered it.
     """
 
     def __init__(self, scenario: Mapping[str, Any]) -> None:
@@ -42,6 +43,7 @@ class Run:
             self.core.queue(name)
         self.workers: dict[tuple[str, str], WorkerTurns] = {}
         self.held: dict[tuple[str, str], Held] = {}
+        self.deliverers: dict[tuple[str, str], str] = {}
         self.tokens = itertools.count(1)
         self.step = -1
         self.events: dict[str, list[dict[str, Any]]] = {name: [] for name in self.queue_names}
@@ -113,9 +115,18 @@ class Run:
             )
         return self.workers[key]
 
+    def ender(self, step: Step) -> WorkerTurns:
+        """Who ends a job: the worker that delivered it, or for a stored one the queue, which has no worker's options."""
+        deliverer = self.deliverers.get((self.queue_name(step), step["id"]))
+        if deliverer is None:
+            return WorkerTurns(self.core, self.queue(step), DEFAULT_WORKER, next_match=next_match)
+        return self.workers[self.queue_name(step), deliverer]
+
     def hold(self, step: Step, held: Held) -> Any:
         """Remember a delivered job, and show it."""
-        self.held[self.queue_name(step), held.job.id] = held
+        key = self.queue_name(step), held.job.id
+        self.held[key] = held
+        self.deliverers[key] = step.get("worker", "w")
         return job_view(self.core, held.job)
 
     def held_or_stored(self, step: Step) -> Held:

@@ -10,18 +10,22 @@ in which the operation does something, and sleeps end exactly where something is
 
 from __future__ import annotations
 
+import copy
+import functools
 import random
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from hypothesis import strategies as st
 
 from inproc_jobs.core.states import JobState
+from tests.conformance.replay import pairs
 from tests.conformance.run import Run
 
-__all__ = ["LEFT_OUT", "SPOILED", "Drawn", "left_out", "sequences", "spoiled", "trace_of"]
+__all__ = ["LEFT_OUT", "SPOILED", "Drawn", "left_out", "mutants", "sequences", "spoiled", "trace_of"]
 
 T = TypeVar("T")
 Step = dict[str, Any]
@@ -101,10 +105,16 @@ def sequences(draw: st.DrawFn, shortest: int = 10, longest: int = 60) -> Drawn:
     drawer = Drawer(random.Random(draw(st.binary(min_size=16, max_size=16))))
     scenario = drawer.setting()
     run = drawer.run = Run(scenario)
+    length = shortest + drawer.number(longest - shortest + 1)
+    return grown(run, scenario, (drawer.step() for _ in range(length)))
+
+
+def grown(run: Run, scenario: dict[str, Any], steps: Iterable[Step]) -> Drawn:
+    """Let a scenario grow by steps, of which each may depend on what the ones before have done to the run."""
     results: list[Any] = []
     try:
-        for _ in range(shortest + drawer.number(longest - shortest + 1)):
-            results += run_one(run, scenario["steps"], drawer.step())
+        for step in steps:
+            results += run_one(run, scenario["steps"], step)
             if spoiled(run):
                 # Go back to before the step that led here, and end.
                 scenario["steps"].pop()
@@ -116,6 +126,40 @@ def sequences(draw: st.DrawFn, shortest: int = 10, longest: int = 60) -> Drawn:
         return Drawn(scenario, trace_of(run, results), None)
     except Exception as error:  # whatever it is, it is a finding
         return Drawn(scenario, None, f"{type(error).__name__}: {error}")
+
+
+@st.composite
+def mutants(draw: st.DrawFn) -> Drawn:
+    """Up to three recorded scenarios interleaved: steps missing, repeated or changed, and some random ones between."""
+    dice = random.Random(draw(st.binary(min_size=16, max_size=16)))
+    drawer = Drawer(dice)
+    parts = [dice.choice(_recorded()) for _ in range(1 + drawer.number(3))]
+    scenario: dict[str, Any] = {**parts[0], "name": "found/unnamed", "area": "found", "why": "", "steps": []}
+    scenario["queues"] = list(dict.fromkeys(name for part in parts for name in part.get("queues", ["main"])))
+    workers = {name: opts for part in reversed(parts) for name, opts in part.get("workers", {}).items()}
+    if workers:
+        scenario["workers"] = workers
+    drawer.run = Run(scenario)
+    rest = [list(part["steps"]) for part in parts]
+    steps: list[Step] = []
+    while any(rest) and len(steps) < 60:
+        steps.append(drawer.pick([part for part in rest if part]).pop(0))
+    return grown(drawer.run, scenario, _mutated(drawer, steps))
+
+
+@functools.cache
+def _recorded() -> list[dict[str, Any]]:
+    return [scenario for scenario, _ in pairs(Path(__file__).parent / "data")]
+
+
+def _mutated(drawer: Drawer, steps: list[Step]) -> Iterator[Step]:
+    for index, step in enumerate(steps):
+        if drawer.chance(12):
+            yield drawer.step()
+        if drawer.chance(12):
+            yield drawer.pick(steps[: index + 1])
+        if drawer.chance(92):
+            yield drawer.tweaked(step) if drawer.chance(12) else step
 
 
 def run_one(run: Run, steps: list[Step], step: Step) -> list[Any]:
@@ -155,7 +199,6 @@ def closing_steps(run: Run) -> list[Step]:
 NOT_DRAWN = (
     "ids that start with `0:`, which BullMQ's fetch throws away as markers of old versions (the recorded traces have them)",
     "ids that are keys of the layout, which corrupt the queue",
-    "jobs that are their own ancestors: removing one ends in a script error of BullMQ, half done",
     "fractions of a millisecond in delays: with due times less than 1 ms apart the earlier one may get the later score",
     "more than 4,096 jobs due in one millisecond, and due times after 2039, where scores lose their last bits",
     "more than 128 jobs that stall together, which a hash table lists in no order",
@@ -239,6 +282,21 @@ def parked_id_taken(run: Run) -> bool:
     return any(new.id in queue.index for queue in run.core.queues.values() for new in queue.parked.values())
 
 
+@end_before("removing a job that is its own ancestor ends in a script error of BullMQ, half done")
+def ring_of_parents(run: Run) -> bool:
+    for queue in run.core.queues.values():
+        for job in queue.index.values():
+            if job.extra is None or job.extra.parent is None:
+                continue
+            seen, above = {id(job)}, run.core.parent_of(job)
+            while above is not None:
+                if id(above[1]) in seen:
+                    return True
+                seen.add(id(above[1]))
+                above = run.core.parent_of(above[1])
+    return False
+
+
 @end_before(
     "a parent that is released into delayed gets the score of its millisecond without a look at who is there already, so "
     "that it overtakes those, or the ids decide (spec 3.1)"
@@ -285,6 +343,23 @@ class Drawer:
 
     def of(self, *options: Any) -> Callable[[], Any]:
         return lambda: self.pick(options)
+
+    def tweaked(self, step: Step) -> Step:
+        """The step with one of its numbers changed, if it has any."""
+        changed = copy.deepcopy(step)
+        numbers: list[tuple[Any, Any]] = []
+        stack: list[Any] = [changed]
+        while stack:
+            value = stack.pop()
+            for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+                if isinstance(item, (dict, list)):
+                    stack.append(item)
+                elif isinstance(item, int) and not isinstance(item, bool) and key not in {"count", "start", "end"}:
+                    numbers.append((value, key))
+        if numbers:
+            inside, key = self.pick(numbers)
+            inside[key] = max(self.pick((inside[key] - 1, inside[key] + 1, inside[key] * 2, 1, 0)), 0)
+        return changed
 
     # --- setting ------------------------------------------------------------------------------------------------
 

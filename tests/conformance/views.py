@@ -10,13 +10,14 @@ from typing import Any
 from inproc_jobs.core.bullmq_options import job_opts
 from inproc_jobs.core.core import Core
 from inproc_jobs.core.events import Event
-from inproc_jobs.core.job import CUSTOM_ID, Job
+from inproc_jobs.core.job import CUSTOM_ID, Job, JobExtra
 from inproc_jobs.core.queue import Queue, Scheduler
 from inproc_jobs.errors import InvalidOptionTypeError, JobHasFailedChildrenError
 
 PREFIX = "bull"
 STATES = ("active", "waiting", "prioritized", "delayed", "waiting-children", "completed", "failed")
 _EMPTY = object()
+_NO_EXTRA = JobExtra()
 
 
 def encode(value: Any) -> bytes:
@@ -37,7 +38,8 @@ def decode(text: bytes | None, empty: Any = None) -> Any:
 def job_view(core: Core, job: Job | None) -> dict[str, Any] | None:
     if job is None:
         return None
-    extra = job.more() if job.extra is None else job.extra
+    extra = job.extra if job.extra is not None else _NO_EXTRA
+    progress = decode(extra.progress)
     return {
         "id": job.id,
         "name": job.name,
@@ -45,7 +47,7 @@ def job_view(core: Core, job: Job | None) -> dict[str, Any] | None:
         "delay": math.trunc(job.delay),
         "priority": math.trunc(job.priority),
         "timestamp": math.trunc(job.timestamp),
-        "progress": decode(extra.progress, 0),
+        "progress": 0 if progress is None else progress,
         "attemptsMade": job.attempts_made,
         "attemptsStarted": job.attempts_started,
         "stalledCounter": extra.stalled_count,
