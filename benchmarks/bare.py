@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from time import perf_counter, time
 
-from common import Gate, Numbers, Stopwatch, latency, payload, random_delays_ms, watch_heartbeat
+from common import Gate, Numbers, Stopwatch, latency, mean, payload, random_delays_ms, watch_heartbeat
 
 
 async def dispatch(n: int) -> Numbers:
@@ -100,23 +100,19 @@ class _Heap:
 
 async def delayed(n: int, more: int, rounds: int) -> Numbers:
     """See `engine.delayed`."""
-    rates, costs = [], []
+    rounds_made = []
     for _ in range(rounds):
         heap = _Heap()
         delays = random_delays_ms(n + more)
         watch = Stopwatch()
         for i in range(n):
             heap.add(payload(i), delays[i])
-        rates.append(watch.rate(n))
-        before = perf_counter()
+        numbers = watch.rate(n)
+        watch = Stopwatch()
         for i in range(n, n + more):
             heap.add(payload(i), delays[i])
-        costs.append((perf_counter() - before) / more * 1e6)
-    return {
-        "rate": sum(numbers["rate"] for numbers in rates) / rounds,
-        "running": min(numbers["running"] for numbers in rates),
-        "cost_us": sum(costs) / rounds,
-    }
+        rounds_made.append({**numbers, **watch.cost_us(more)})
+    return mean(rounds_made)
 
 
 async def start_latency(n: int) -> Numbers:
@@ -155,12 +151,12 @@ async def heartbeat(n: int) -> Numbers:
         queue.put_nowait((noop, payload(i)))
     beating = asyncio.create_task(watch_heartbeat(gate.opened.is_set))
     await asyncio.sleep(0.01)
-    watch = Stopwatch()
+    watch = Stopwatch(collect=False)
     consumer = asyncio.create_task(_consume(queue))
     worst = await beating
     running = watch.rate(n, gate)["running"]
     consumer.cancel()
-    return {"worst_ms": worst, "running": running}
+    return {**worst, "running": running}
 
 
 async def threads(n: int, concurrency: int) -> Numbers:

@@ -28,6 +28,12 @@ def log_as_in_production() -> None:
     )
 
 
+def numbers_by_cpu(numbers: Numbers) -> Numbers:
+    """The same with what is known by CPU time (its name ends in `_by_cpu`) in place of what the clock said."""
+    known = {name.removesuffix("_by_cpu"): value for name, value in numbers.items() if name.endswith("_by_cpu")}
+    return {**numbers, **known}
+
+
 class Gate:
     """Counts handler calls; opens with the last one and keeps its time."""
 
@@ -46,22 +52,34 @@ class Gate:
 
 
 class Stopwatch:
-    """Times the block that follows; garbage of the time before is out of the way."""
+    """Times what follows; garbage of the time before is out of the way, unless a collection would disturb."""
 
-    def __init__(self) -> None:
-        gc.collect()
+    def __init__(self, *, collect: bool = True) -> None:
+        if collect:
+            gc.collect()
         self.cpu = process_time()
         self.wall = perf_counter()
 
     def rate(self, n: int, gate: Gate | None = None) -> Numbers:
         """
-        Jobs per second until now, or until the gate opened.
+        Jobs per second until now, or until the gate opened, by the clock and by the time this process had a core.
 
-        `running` is the share of the time in which this process had a core; well below 1, others were measured too.
+        `running` is the share of the time in which it had one; well below 1, others were measured too.
         """
         wall = (perf_counter() if gate is None else gate.at) - self.wall
         cpu = (process_time() if gate is None else gate.cpu_at) - self.cpu
-        return {"rate": n / wall, "running": cpu / wall}
+        return {"rate": n / wall, "rate_by_cpu": n / cpu, "running": cpu / wall}
+
+    def cost_us(self, n: int) -> Numbers:
+        """Microseconds per item until now, by both."""
+        return {
+            "cost_us": (perf_counter() - self.wall) / n * 1e6,
+            "cost_us_by_cpu": (process_time() - self.cpu) / n * 1e6,
+        }
+
+
+def mean(rounds: list[Numbers]) -> Numbers:
+    return {key: sum(numbers[key] for numbers in rounds) / len(rounds) for key in rounds[0]}
 
 
 def resident_bytes() -> int:
@@ -87,12 +105,11 @@ def random_delays_ms(n: int) -> array:
     return array("q", (1 + int(draw() * 3_600_000) for _ in range(n)))
 
 
-class PauseWatch:
-    """The longest time from one `tick` to the next, and the longest collection of the garbage collector meanwhile."""
+class CollectionWatch:
+    """The longest collection of the garbage collector while it is open."""
 
     def __init__(self) -> None:
         self.longest_s = 0.0
-        self.longest_collection_s = 0.0
         self._collecting_since = 0.0
         gc.callbacks.append(self._on_collection)
 
@@ -101,20 +118,21 @@ class PauseWatch:
         if phase == "start":
             self._collecting_since = now
         else:
-            self.longest_collection_s = max(self.longest_collection_s, now - self._collecting_since)
+            self.longest_s = max(self.longest_s, now - self._collecting_since)
 
     def close(self) -> None:
         gc.callbacks.remove(self._on_collection)
 
 
-async def watch_heartbeat(until: Callable[[], bool], interval_s: float = 0.001) -> float:
-    """The host's own coroutine: how much longer than it asked for a sleep took at worst, in ms."""
-    worst = 0.0
+async def watch_heartbeat(until: Callable[[], bool], interval_s: float = 0.001) -> Numbers:
+    """The host's own coroutine: how many ms longer than it asked for a sleep took at worst."""
+    worst = worst_cpu = 0.0
     while not until():
-        before = perf_counter()
+        before, cpu_before = perf_counter(), process_time()
         await asyncio.sleep(interval_s)
         worst = max(worst, perf_counter() - before - interval_s)
-    return worst * 1000
+        worst_cpu = max(worst_cpu, process_time() - cpu_before - interval_s)
+    return {"worst_ms": worst * 1000, "worst_ms_by_cpu": worst_cpu * 1000}
 
 
 def percentile(values: list[float], percent: float) -> float:
