@@ -324,9 +324,10 @@ class RedisStore:
                 part["meta"] = layout.meta_part(one.meta, one.queue, self.prefix, batch.now_ms)
             parts += _encoded(part)
         self._taken.update(self._call(self._client, lua.APPLY, *parts)[1])
-        fresh = [one.queue for one in batch.queues if one.queue not in self._queues]
-        for queue in fresh:
-            self._watch(queue)
+        with self._queues_lock:
+            for one in batch.queues:
+                # From the beginning of its events: others may have been in this queue before us.
+                self._queues.setdefault(one.queue, "0-0")
 
     def _watch(self, queue: str) -> None:
         """Remember where the queue's stream of events ends: what comes later was somebody else's doing."""

@@ -150,7 +150,7 @@ def test_full_server(server, opened):
     store.acquire(owner())
     store.apply(batch_of(change(job("1"))))
     with server.client() as client:
-        client.config_set("maxmemory", "1mb")
+        client.config_set("maxmemory", "100kb")
         before = client.dbsize()
         with pytest.raises(SnapshotUnavailableError) as caught:
             store.apply(batch_of(change(job("1", "active"), "waiting"), change(job("2"))))
@@ -493,6 +493,24 @@ def test_unix_socket(opened):
         store.acquire(owner())
         store.apply(batch_of(change(job("1"))))
         store.close()
+
+
+def test_tls_of_a_url_and_of_a_client(opened):
+    """Encrypted stays encrypted, with the same certificates, whichever way it was said."""
+    import redis
+    import redis.asyncio
+
+    url = "rediss://:pw@redis.example:6380/1?ssl_ca_certs=/ca.pem&ssl_cert_reqs=required"
+    for given in (url, redis.Redis.from_url(url), redis.asyncio.Redis.from_url(url)):
+        store = opened(given)
+        for client in (store._client, store._lease_client):
+            pool = client.connection_pool
+            assert issubclass(pool.connection_class, redis.SSLConnection)
+            settings = pool.connection_kwargs
+            assert (settings["host"], settings["port"], settings["db"]) == ("redis.example", 6380, 1)
+            assert (settings["ssl_ca_certs"], settings["password"]) == ("/ca.pem", "pw")
+            assert settings["socket_timeout"] == 5
+        assert store.description == "Redis at redis.example:6380/1"
 
 
 def test_what_is_no_client(opened):

@@ -260,6 +260,18 @@ def test_deleting_an_unknown_write_spares_a_foreign_job(node, place, redis_clien
     assert "x-1" in redis_client.lrange("bull:mail:wait", 0, -1)
 
 
+def test_jobs_of_a_queue_that_we_had_not_written_yet(node, place):
+    """What came into a queue before our first write to it is taken in as well."""
+    store = place.open()
+    store.acquire(owner())
+    assert list(store.load()) == []
+    theirs = node.call(6, "add", "theirs", {}, {"jobId": "theirs-1"})["id"]
+    store.apply(Batch(0, [QueueBatch("mail", [change(job("7"))], meta_of(7))]))
+    [state] = store.poll_foreign()
+    assert [record.id for record in state.jobs] == [theirs]
+    assert store.poll_foreign() == []
+
+
 def test_foreign_scheduler_and_flow_are_taken_in(node, place):
     """An upsert of a scheduler and a flow of a foreign producer come with all that belongs to them."""
     store = place.open()

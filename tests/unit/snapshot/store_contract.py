@@ -9,6 +9,7 @@ in a module that sees a fixture `place`, which answers a `Place`.
 from __future__ import annotations
 
 import os
+import random
 import time
 from typing import Any, Protocol
 
@@ -110,6 +111,14 @@ def ids(state: QueueState, word: str) -> list[str]:
     if word not in {"waiting", "active"}:
         some.sort(key=lambda one: (one.score, one.tie))
     return [one.id for one in some]
+
+
+STATES = ("waiting", "active", "delayed", "prioritized", "completed", "failed", "waiting-children")
+
+
+def _leave(lists: dict[str, list[str]], state: str, id: str) -> None:
+    if state in lists:
+        lists[state].remove(id)
 
 
 class StoreContract:
@@ -417,6 +426,40 @@ class StoreContract:
         assert ids(state, "delayed") == ["a"]
         assert ids(state, "waiting") == ["c"]
         assert len(state.jobs) == 2
+
+    @pytest.mark.parametrize("seed", range(4))
+    def test_any_sequence_of_changes(self, store, reopen, seed):
+        """After many random writes everything stands where a plain model says."""
+        dice = random.Random(seed)
+        where: dict[str, str] = {}
+        lists: dict[str, list[str]] = {"waiting": [], "active": []}
+        scores: dict[str, float] = {}
+        for step in range(60):
+            changes = []
+            for id in dice.sample([f"j{number}" for number in range(40)], dice.randint(1, 12)):
+                was = where.get(id)
+                told = "?" if was and dice.random() < 0.2 else was
+                if was and dice.random() < 0.3:
+                    changes.append(JobChange(id, None, told))
+                    _leave(lists, where.pop(id), id)
+                    scores.pop(id, None)
+                    continue
+                state = dice.choice(list(STATES))
+                front = state == "waiting" and dice.random() < 0.3
+                score = float(NOW + step * 1000 + len(changes)) if state not in lists else 0
+                changes.append(change(job(id, state, score), told, front=front))
+                if was:
+                    _leave(lists, was, id)
+                where[id] = state
+                scores[id] = score
+                if state in lists:
+                    lists[state].insert(0 if front else len(lists[state]), id)
+            store.apply(batch_of(*changes))
+        state = reopen()
+        assert {one.id: one.state for one in state.jobs} == where
+        for word in STATES:
+            wanted = lists.get(word) or sorted((id for id in where if where[id] == word), key=scores.__getitem__)
+            assert ids(state, word) == wanted
 
     # --- the rest of a queue ------------------------------------------------------------------------------------
 
