@@ -15,7 +15,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypedDict, TypeVar, Unpack, cast, overload
 
 from inproc_jobs.app.flows import FlowNode, OnFailure
-from inproc_jobs.app.hosting import HostedEngine
+from inproc_jobs.app.lifecycle import LivingEngine
 from inproc_jobs.app.options import (
     CUSTOM_BACKOFF,
     EXECUTORS,
@@ -103,7 +103,7 @@ class JobDefinition(Generic[P, R]):
             NoEngineError: That engine serves another registry.
             InvalidOptionTypeError: It is no engine.
         """
-        if not isinstance(engine, HostedEngine):
+        if not isinstance(engine, LivingEngine):
             raise InvalidOptionTypeError(
                 f"job.on(engine) takes an Engine, got {type(engine).__name__}", option="engine", value=engine
             )

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from inproc_jobs.app.definition import DEFAULT_REGISTRY, JobDefinition, Registry
 from inproc_jobs.app.dispatching import DispatchingEngine
-from inproc_jobs.app.hosting import RunSummary, StopReport
+from inproc_jobs.app.lifecycle import RunSummary, StopReport
 from inproc_jobs.app.options import (
     Duration,
     check_known_id,

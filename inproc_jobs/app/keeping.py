@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from inproc_jobs.app.hosting import EngineState, HostedEngine
+from inproc_jobs.app.hosting import HostedEngine
+from inproc_jobs.app.lifecycle import EngineState
 from inproc_jobs.core.job import HELD
 from inproc_jobs.errors import EngineNotStartedError, LeaseLostError, SnapshotUnavailableError
 from inproc_jobs.runtime.runtime import Runtime

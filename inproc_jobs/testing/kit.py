@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, get_args
 
 from inproc_jobs.app.definition import DEFAULT_REGISTRY, Registry
-from inproc_jobs.app.hosting import RunSummary
+from inproc_jobs.app.lifecycle import RunSummary
 from inproc_jobs.app.views import JobView
 from inproc_jobs.core.durations import parse_ms
 from inproc_jobs.core.job import Job
