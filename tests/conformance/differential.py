@@ -14,6 +14,7 @@ import argparse
 import copy
 import json
 import multiprocessing
+import signal
 import sys
 import time
 import warnings
@@ -199,6 +200,7 @@ class Tally(NamedTuple):
 
 def _work(chunk: tuple[int, int]) -> Tally:
     """One chunk in a process of its own."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the server and Node end with this process
     count, first_seed = chunk
     sequences_run = 0
     steps: Counter[str] = Counter()

@@ -358,7 +358,8 @@ class Drawer:
                     numbers.append((value, key))
         if numbers:
             inside, key = self.pick(numbers)
-            inside[key] = max(self.pick((inside[key] - 1, inside[key] + 1, inside[key] * 2, 1, 0)), 0)
+            least = int(key in {"ms", "duration"} and step["op"] != "sleep")  # as lifetimes Redis refuses 0
+            inside[key] = max(self.pick((inside[key] - 1, inside[key] + 1, inside[key] * 2, 1, 0)), least)
         return changed
 
     # --- setting ------------------------------------------------------------------------------------------------
