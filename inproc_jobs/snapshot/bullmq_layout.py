@@ -341,13 +341,23 @@ def _family_commands(record: JobRecord, key: str) -> list[Command]:
     return commands
 
 
-def job_row(change: JobChange, queue: str, prefix: str) -> list[Any]:
-    """A change as the script takes it (`lua.APPLY`)."""
+def job_row(change: JobChange, queue: str, prefix: str, payload: bytes | None = None) -> list[Any]:
+    """
+    A change as the script takes it (`lua.APPLY`).
+
+    Args:
+        payload: What is stored; it is left out where it is still the same.
+    """
     record = change.record
     was: str | bool = change.was or False
     if record is None:
-        return [change.id, was, False, True, False, "0", "0", [], []]
+        return [change.id, was, False, True, False, "0", "0", [], [], True]
     is_new = change.was is None
+    is_whole = payload is None or payload != record.data
+    fields = job_fields(record, prefix)
+    if not is_whole:
+        at = fields.index("data", 2)
+        del fields[at : at + 2]
     return [
         change.id,
         was,
@@ -356,8 +366,9 @@ def job_row(change: JobChange, queue: str, prefix: str) -> list[Any]:
         change.front,
         _text(record.score),
         str(record.tie),
-        job_fields(record, prefix),
+        fields,
         _side_commands(record, f"{prefix}:{queue}:{change.id}", is_new=is_new),
+        is_whole,
     ]
 
 

@@ -190,7 +190,8 @@ return cmsgpack.pack(rows)
 """
 
 # ARGV[2..]: parts of a batch: {q, limit, jobs, commands, meta}.
-#   job: {id, was, state, moved, front, score, tie, fields, side commands}; state false: it goes.
+#   job: {id, was, state, moved, front, score, tie, fields, side commands, whole}; state false: it goes; whole false: a
+#   large payload that is already there was left out.
 APPLY: Final = (
     _HEAD
     + """
@@ -240,6 +241,7 @@ for _, part in ipairs(parts) do
       -- Not written by us. In a queue it is somebody else's job; elsewhere it is what was left of one.
       if is_placed(q, job[1]) then job.taken = true; taken[#taken + 1] = key else job.rest = true end
     end
+    if not job.ours and not job.taken and not job[10] then return {'stale', key} end
   end
 end
 local refused = guard()

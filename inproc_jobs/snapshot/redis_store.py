@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -59,6 +59,8 @@ RESERVE: Final = 100_000
 _READ_JOBS: Final = 500
 _PART_JOBS: Final = 2_000
 _STATE_JOBS: Final = 2_000
+_LARGE: Final = 1_000
+_PAYLOADS: Final = 10_000
 _PLACES: Final = {
     COMPLETED: "completed",
     FAILED: "failed",
@@ -144,6 +146,7 @@ class RedisStore:
     Attributes:
         limits: Queue -> (max, duration ms) of its workers: what BullMQ's workers see as the queue's limit while this
             owner lives, and after it was killed.
+        wanted: Which queues to load; None loads all that are under the prefix. Others are left to their own workers.
         warnings: What the operator should know about the store, found by `acquire` and `load`.
     """
 
@@ -154,6 +157,7 @@ class RedisStore:
         self.lease_ms = lease_ms
         self.limits: dict[str, tuple[int, float]] = {}
         self.warnings: list[str] = []
+        self.wanted: Callable[[str], bool] | None = None
         base = f"{prefix}::inproc-jobs:"
         self._lease_key, self._fence_key, self._layout_key = f"{base}lease", f"{base}fence", f"{base}layout"
         self._kept = f"{base}kept:"
@@ -166,6 +170,7 @@ class RedisStore:
         self._queues_lock = threading.Lock()
         self._shas: dict[str, str] = {}
         self._taken: set[str] = set()
+        self._payloads: dict[tuple[str, str], bytes] = {}
 
     # --- owning -------------------------------------------------------------------------------------------------
 
@@ -210,10 +215,10 @@ class RedisStore:
             since=since,
         )
 
-    def _call(self, client: Any, script: str, *arguments: Any, seen: bool = True) -> list[Any]:
+    def _call(self, client: Any, script: str, *arguments: Any, allowed: str = "ok") -> list[Any]:
         """Run one of the scripts that begin with the lease."""
         with self._queues_lock:
-            events = {self._q(name): last for name, last in self._queues.items()} if seen else {}
+            events = {self._q(name): last for name, last in self._queues.items()}
         head = {
             "token": self._token,
             "fence": self._fence,
@@ -226,7 +231,7 @@ class RedisStore:
             client, script, [self._lease_key, self._fence_key], [msgspec.msgpack.encode(head), *arguments]
         )
         word = answer[0]
-        if word == "ok":
+        if word in {"ok", allowed}:
             return answer
         if word == "type":
             raise SnapshotLayoutError(
@@ -310,9 +315,29 @@ class RedisStore:
 
     def apply(self, batch: Batch) -> None:
         """See `Store.apply`."""
+        try:
+            answer = self._call(self._client, lua.APPLY, *self._parts(batch), allowed="stale")
+            if answer[0] == "stale":
+                # Somebody has taken records away of which we wanted to write only what has changed.
+                self._payloads.clear()
+                answer = self._call(self._client, lua.APPLY, *self._parts(batch))
+        except BaseException:
+            self._payloads.clear()
+            raise
+        self._taken.update(answer[1])
+        self._remember_payloads(batch)
+        with self._queues_lock:
+            for one in batch.queues:
+                # From the beginning of its events: others may have been in this queue before us.
+                self._queues.setdefault(one.queue, "0-0")
+
+    def _parts(self, batch: Batch) -> list[bytes]:
         parts: list[bytes] = []
         for one in batch.queues:
-            rows = [layout.job_row(change, one.queue, self.prefix) for change in one.jobs]
+            rows = [
+                layout.job_row(change, one.queue, self.prefix, self._payloads.get((one.queue, change.id)))
+                for change in one.jobs
+            ]
             part: dict[str, Any] = {
                 "q": self._q(one.queue),
                 "limit": self._limit(one.queue),
@@ -323,11 +348,19 @@ class RedisStore:
             if one.meta is not None:
                 part["meta"] = layout.meta_part(one.meta, one.queue, self.prefix, batch.now_ms)
             parts += _encoded(part)
-        self._taken.update(self._call(self._client, lua.APPLY, *parts)[1])
-        with self._queues_lock:
-            for one in batch.queues:
-                # From the beginning of its events: others may have been in this queue before us.
-                self._queues.setdefault(one.queue, "0-0")
+        return parts
+
+    def _remember_payloads(self, batch: Batch) -> None:
+        """Large payloads that were written lately need not go over the wire at each step of their jobs."""
+        for one in batch.queues:
+            for change in one.jobs:
+                record = change.record
+                if record is None or record.finished_on is not None or len(record.data) < _LARGE:
+                    self._payloads.pop((one.queue, change.id), None)
+                else:
+                    self._payloads[one.queue, change.id] = record.data
+        while len(self._payloads) > _PAYLOADS:
+            del self._payloads[next(iter(self._payloads))]
 
     def _watch(self, queue: str) -> None:
         """Remember where the queue's stream of events ends: what comes later was somebody else's doing."""
@@ -343,7 +376,7 @@ class RedisStore:
         See `Store.load`. A queue with many jobs comes in several states, each with its settings; the order of waiting
         and active jobs runs through all of them, and finished ones come oldest first.
         """
-        found = self._scan()
+        found = {queue: one for queue, one in self._scan().items() if self.wanted is None or self.wanted(queue)}
         for queue in sorted(found):
             self._watch(queue)
         for queue in sorted(found):
@@ -627,7 +660,7 @@ class RedisStore:
             with self._trouble():
                 marks = pipe.execute(raise_on_error=False)
             rows = [
-                [id, COMPLETED, False, True, False, "0", "0", [], []]
+                [id, COMPLETED, False, True, False, "0", "0", [], [], True]
                 for id, mark in zip(some, marks, strict=True)
                 if isinstance(mark, bytes) and _is_free(mark)
             ]

@@ -315,6 +315,39 @@ def test_evicted_records(place, redis_client):
     assert state.meta.counter == 9
 
 
+def test_large_payloads_are_sent_once(place, redis_client):
+    """A job's steps do not carry its payload again; where it was taken away meanwhile, the whole record is written."""
+    data = b'"' + b"x" * 300_000 + b'"'
+    store = place.open()
+    store.acquire(owner())
+    store.apply(batch_of(change(job("1", data=data))))
+    before = redis_client.info("stats")["total_net_input_bytes"]
+    store.apply(batch_of(change(job("1", "active", data=data), "waiting")))
+    assert redis_client.info("stats")["total_net_input_bytes"] - before < 100_000
+    redis_client.delete("bull:mail:1")
+    store.apply(batch_of(change(job("1", "delayed", NOW, data=data), "active")))
+    store.apply(batch_of(change(job("1", "waiting", data=b'"changed"'), "delayed")))
+    assert [one.data for one in loaded(store).jobs] == [b'"changed"']
+    store.apply(batch_of(change(job("1", "active", data=data), "waiting")))
+    assert [one.data for one in loaded(store).jobs] == [data]
+
+
+def test_queues_that_are_not_wanted(place, redis_client):
+    """Other queues under the prefix stay with their own workers."""
+    first = place.open()
+    first.acquire(owner())
+    for queue in ("mail", "others"):
+        first.apply(Batch(NOW, [QueueBatch(queue, [change(job("1"))], meta_of(1))]))
+    first.release()
+    store = place.open()
+    store.wanted = lambda queue: queue == "mail"
+    store.acquire(owner())
+    assert [state.queue for state in store.load()] == ["mail"]
+    store.renew()
+    assert redis_client.exists("bull:mail:limiter")
+    assert not redis_client.exists("bull:others:limiter")
+
+
 def test_two_places(place, redis_client):
     """A job that stands in two places is in the one that BullMQ finds first."""
     store = place.open()
