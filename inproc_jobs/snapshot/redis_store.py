@@ -188,6 +188,10 @@ class RedisStore:
                 [row, str(self.lease_ms), str(lua.LAYOUT), displaced],
             )[:2]
             if word == "ok":
+                with self._queues_lock:
+                    self._queues.clear()
+                self._taken.clear()
+                self._payloads.clear()
                 self._fence, self._token = value, f"{value} {row}"
                 return int(value)
             if word == "layout":
