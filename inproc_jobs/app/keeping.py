@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from inproc_jobs.app.hosting import HostedEngine
-from inproc_jobs.app.lifecycle import EngineState
+from inproc_jobs.app.lifecycle import EngineState, StopReport
 from inproc_jobs.core.job import HELD
-from inproc_jobs.errors import EngineNotStartedError, LeaseLostError, SnapshotUnavailableError
+from inproc_jobs.errors import EngineNotStartedError, EngineStoppedError, LeaseLostError, SnapshotUnavailableError
 from inproc_jobs.runtime.runtime import Runtime
 from inproc_jobs.snapshot.keeper import Keeper
 
 if TYPE_CHECKING:
-    import threading
-
     from inproc_jobs.app.receipt import DispatchedJob
     from inproc_jobs.core.core import Core
+    from inproc_jobs.core.queue import Queue
     from inproc_jobs.snapshot.config import Snapshot
 
 __all__ = ["KeptEngine"]
@@ -38,6 +38,10 @@ class _Host:
     def now_ms(self) -> int:
         """The wall clock; lock held."""
         return self._engine.runtime.now_ms()
+
+    def queue(self, name: str) -> Queue:
+        """The queue of that name, with its worker; lock held."""
+        return self._engine.runtime.worker(name).queue
 
     def stored(self, queues: set[str]) -> None:
         """Jobs of these queues may start."""
@@ -71,6 +75,7 @@ class KeptEngine(HostedEngine):
         super().__init__(runtime, shutdown_timeout_ms)
         self._snapshot = snapshot
         self._keeper: Keeper | None = None
+        self._opening: Keeper | None = None
         self.drains_by_default = snapshot is None
         self.hold = 0
         self._stop_error: LeaseLostError | None = None
@@ -88,24 +93,45 @@ class KeptEngine(HostedEngine):
         """Open the snapshot, without blocking the loop."""
         if self._snapshot is None:
             return
+        if self._opening is not None:
+            raise EngineStoppedError("the engine is being started already, in another task or thread")
         self.start_over()
-        keeper = Keeper(
-            self._snapshot.open_store(),
+        self._stop_error = None
+        store = self._snapshot.open_store()
+        store.limits.update(self._limits())
+        keeper = self._opening = Keeper(
+            store,
             _Host(self),
             mode=self._snapshot.mode,
             every_ms=self._snapshot.every_ms,
             lease_ms=self._snapshot.lease_ms,
+            patience_ms=self._snapshot.timeout_ms,
             on_held=self._snapshot.on_held,
         )
         try:
             await _in_thread(keeper.open)
         except asyncio.CancelledError:
-            keeper.give_up_waiting()
+            # The thread goes on by itself: it must neither become the owner nor stay it.
+            _start_thread(keeper.give_up)
             raise
+        finally:
+            self._opening = None
+        if self._state is EngineState.STOPPED or keeper.gave_up:
+            await _in_thread(keeper.give_up)
+            raise EngineStoppedError("the engine was stopped while it waited for its snapshot")
         self._keeper = keeper
-        with self.runtime.lock:
-            for name in list(self.runtime.core.queues):
-                self.runtime.worker(name)
+
+    def _limits(self) -> dict[str, tuple[int, float]]:
+        """Rate limits of the workers by queue, for a store that shows them to workers of a real BullMQ."""
+        limiters = {name: worker.options.limiter for name, worker in self.runtime.workers.items()}
+        return {name: (one.max, one.duration_ms) for name, one in limiters.items() if one is not None}
+
+    def _stop_unhosted(self) -> StopReport:
+        """As before; a start that waits for its turn is told."""
+        opening = self._opening
+        if opening is not None:
+            opening.give_up()
+        return super()._stop_unhosted()
 
     def start_over(self) -> None:
         """What is in memory is of an earlier life; the store knows better."""
@@ -114,10 +140,13 @@ class KeptEngine(HostedEngine):
 
     async def after_runs(self, seconds: float, *, handover: bool = False) -> bool:
         """Save what is left and close the snapshot; answers whether everything is stored. False without a snapshot."""
-        keeper, self._keeper = self._keeper, None
+        keeper = self._keeper
         if keeper is None:
             return False
-        return await _in_thread(lambda: keeper.close(seconds, handover=handover))
+        try:
+            return await _in_thread(lambda: keeper.close(seconds, handover=handover))
+        finally:
+            self._keeper = None
 
     async def handover(self, timeout: Any = None) -> None:
         """
@@ -126,8 +155,10 @@ class KeptEngine(HostedEngine):
         Raises:
             SnapshotUnavailableError: There is no snapshot in Redis, or not everything could be stored.
         """
-        if self._snapshot is None:
-            raise SnapshotUnavailableError("there is nothing to hand over: the engine has no snapshot")
+        if self._snapshot is None or not self._snapshot.hands_over:
+            raise SnapshotUnavailableError("there is nothing to hand over: the engine has no snapshot in Redis")
+        if self._keeper is None:
+            raise SnapshotUnavailableError("there is nothing to hand over: the engine does not run")
         self._handing_over = True
         try:
             report = await self.astop(timeout, drain=False)
@@ -149,6 +180,14 @@ class KeptEngine(HostedEngine):
         loop = self.runtime.loop
         if loop is not None and self._state is EngineState.RUNNING:
             self._stopping_task = loop.create_task(self._shut_down(0.0, False))
+
+    def refuse_stopped(self) -> None:
+        """As before; after a lost lease with its reason."""
+        if self._stop_error is not None and self._state is EngineState.STOPPED:
+            raise EngineStoppedError(
+                f"the engine was stopped since it lost its snapshot: {self._stop_error}"
+            ) from self._stop_error
+        super().refuse_stopped()
 
     # --- dispatching --------------------------------------------------------------------------------------------
 
@@ -189,10 +228,14 @@ class KeptEngine(HostedEngine):
     def _stored_futures(self, receipts: Iterable[DispatchedJob[Any]]) -> list[Future[None]]:
         keeper = self._keeper
         if keeper is None:
-            return []
-        jobs = [receipt._job for receipt in receipts]  # noqa: SLF001  # the facade's own record
+            raise SnapshotUnavailableError("the snapshot was closed before the job was stored", outcome="unknown")
+        futures: list[Future[None] | None] = []
         with self.runtime.lock:
-            futures = [keeper.wait_stored(job) for job in jobs if job is not None]
+            for receipt in receipts:
+                job = receipt._job  # noqa: SLF001  # the facade's own record
+                if job is not None:
+                    queue = self.runtime.core.queue(receipt.queue)
+                    futures.append(keeper.wait_stored(queue, job, duplicate=receipt.duplicate))
         return [future for future in futures if future is not None]
 
     def snapshot_health(self) -> dict[str, Any]:
@@ -204,8 +247,6 @@ class KeptEngine(HostedEngine):
 
 async def _in_thread(call: Callable[[], T]) -> T:
     """Run a blocking call in a thread of its own: the loop's default executor may be full of the host's work."""
-    import threading
-
     future: Future[T] = Future()
 
     def run() -> None:
@@ -218,5 +259,9 @@ async def _in_thread(call: Callable[[], T]) -> T:
             with contextlib.suppress(Exception):
                 future.set_result(result)
 
-    threading.Thread(target=run, name="inproc_jobs snapshot call", daemon=True).start()
+    _start_thread(run)
     return await asyncio.wrap_future(future)
+
+
+def _start_thread(call: Callable[[], object]) -> None:
+    threading.Thread(target=call, name="inproc_jobs snapshot call", daemon=True).start()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from inproc_jobs.core.deduplication import DeduplicationFloor
 from inproc_jobs.core.job import CUSTOM_ID, HELD, LIFO, Duplicate, Job, ParentLink
 from inproc_jobs.core.options import Deduplication, JobOptions
-from inproc_jobs.core.queue import Candidate, Queue
+from inproc_jobs.core.queue import Candidate, Displaced, Queue
 from inproc_jobs.core.states import COMPLETED, FINISHED_STATES, ON_ADD, WAITING
 from inproc_jobs.errors import QueueFullError
 
@@ -63,7 +63,7 @@ class AddingFloor(DeduplicationFloor):
         if queue.max_waiting is not None:
             self._need_room(queue, queue.max_waiting, deduplication, now_ms)
         if existing is not None:
-            self._forget(queue, existing, now_ms)
+            self._make_way(queue, existing, now_ms, flags)
         queue.counter += 1
         if id:
             flags |= CUSTOM_ID
@@ -79,7 +79,7 @@ class AddingFloor(DeduplicationFloor):
         job = Job(id, name, data, opts, timestamp, flags, delay, priority)
         queue.index[id] = job
         if flags & HELD:
-            queue.held += 1
+            self._hold(queue, job)
         if deduplication is not None:
             job.more().deduplication_id = deduplication.id
         if parent is not None:
@@ -128,6 +128,9 @@ class AddingFloor(DeduplicationFloor):
         job_id = new.id if new.id not in queue.index else str(queue.counter)
         self._take_key(queue, new.deduplication, job_id, now_ms)
         job = Job(job_id, new.name, new.data, new.opts, now_ms, new.flags, new.delay, new.priority)
+        new.heir = job
+        if new.flags & HELD:
+            queue.held += 1
         job.more().deduplication_id = id
         self._store(queue, job, now_ms)
 
@@ -149,6 +152,22 @@ class AddingFloor(DeduplicationFloor):
             self._line_up(queue, job)
             if self.listening:
                 self.emit(queue, "waiting", jobId=job.id)
+
+    @staticmethod
+    def _hold(queue: Queue, job: Job) -> None:
+        """A new job must not start before a store has it; what it has pushed out may come back until then."""
+        queue.held += 1
+        if queue.displacing:
+            queue.displaced[job], queue.displacing = queue.displacing, []
+
+    def _make_way(self, queue: Queue, finished: Job, now_ms: int, flags: int) -> None:
+        """A finished job gives its id to a new one, for good unless no store has that one yet."""
+        if not flags & HELD:
+            self._forget(queue, finished, now_ms)
+            return
+        if finished.extra is not None and finished.extra.parent is not None:
+            self._detach(queue, finished)
+        self._displace(queue, Displaced(finished, finished.state))
 
     def _need_room(self, queue: Queue, limit: int, deduplication: Deduplication | None, now_ms: int) -> None:
         """Refuse an add beyond `max_waiting`, unless it is going to collapse into a job that is there."""

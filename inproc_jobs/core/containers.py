@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from operator import attrgetter
 from typing import Protocol, TypeVar
 
@@ -57,14 +58,18 @@ class Lane:
     places are marked they are swept. `list.remove` or an ordered dict would make `drain` and `clean` quadratic, or
     every job pay for links that only few need.
 
+    Jobs that nobody can run are set aside when they come up, so that not every fetch has to step over all of them; to
+    everybody else they stand at the exit end, where they were found.
+
     Attributes:
         size: How many.
     """
 
-    __slots__ = ("_gone", "_jobs", "size")
+    __slots__ = ("_aside", "_gone", "_jobs", "size")
 
     def __init__(self) -> None:
         self._jobs: deque[Job] = deque()
+        self._aside: dict[Job, None] = {}
         self._gone: set[Job] = set()
         self.size = 0
 
@@ -72,10 +77,26 @@ class Lane:
         return self.size
 
     def __iter__(self) -> Iterator[Job]:
-        return (job for job in self._jobs if job not in self._gone) if self._gone else iter(self._jobs)
+        return chain(self._aside, self.in_line()) if self._aside else self.in_line()
 
     def __reversed__(self) -> Iterator[Job]:
-        return (job for job in reversed(self._jobs) if job not in self._gone) if self._gone else reversed(self._jobs)
+        gone = self._gone
+        line = (job for job in reversed(self._jobs) if job not in gone) if gone else reversed(self._jobs)
+        return chain(line, reversed(self._aside)) if self._aside else line
+
+    def in_line(self) -> Iterator[Job]:
+        """As iteration, without those that were set aside."""
+        return (job for job in self._jobs if job not in self._gone) if self._gone else iter(self._jobs)
+
+    def set_aside(self, flag: int) -> None:
+        """Let jobs with a flag that are next in line no longer be in the way. Cost: O(1) amortized."""
+        while (job := self.head()) is not None and job.flags & flag:
+            self._aside[self._jobs.popleft()] = None
+
+    def put_back(self) -> None:
+        """Have all that were set aside stand in line again, before the others."""
+        self._jobs.extendleft(reversed(self._aside))
+        self._aside.clear()
 
     def add(self, job: Job, front: bool = False) -> None:
         """Append, or put in front so that it is next. Cost: O(1), O(n) when it left from the middle before."""
@@ -101,14 +122,16 @@ class Lane:
         """Let a job go. Cost: O(1) amortized."""
         jobs = self._jobs
         self.size -= 1
-        if jobs[0] is job:
+        if self._aside and job in self._aside:
+            del self._aside[job]
+        elif jobs[0] is job:
             jobs.popleft()
         elif jobs[-1] is job:
             jobs.pop()
         else:
             self._gone.add(job)
             if len(self._gone) > 64 and len(self._gone) * 2 > len(jobs):
-                self._jobs = deque(self)
+                self._jobs = deque(self.in_line())
                 self._gone.clear()
 
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import heapq
 
-from inproc_jobs.core.job import ABSOLUTE_DUE, Duplicate, Job
+from inproc_jobs.core.job import ABSOLUTE_DUE, HELD, Duplicate, Job
 from inproc_jobs.core.options import Deduplication
-from inproc_jobs.core.queue import Candidate, DeduplicationKey, Queue
+from inproc_jobs.core.queue import Candidate, DeduplicationKey, Displaced, Queue
 from inproc_jobs.core.removal import RemovalFloor
 from inproc_jobs.core.states import JobState, Trigger
 
@@ -68,6 +68,7 @@ class DeduplicationFloor(RemovalFloor):
             self._park(queue, key, new)
         elif not wanted.replace:
             self._collapse(queue, key, owner, new, now_ms)
+        queue.displacing.clear()  # no job comes that could bring back what had its id
         return Duplicate(key.owner, owner)
 
     def _collapse(self, queue: Queue, key: DeduplicationKey, owner: Job | None, new: Candidate, now_ms: int) -> None:
@@ -82,7 +83,10 @@ class DeduplicationFloor(RemovalFloor):
     def _replace(self, queue: Queue, key: DeduplicationKey, owner: Job, new: Candidate, now_ms: int) -> None:
         """The delayed owner goes, the new job takes its key; without `extend` the rest of its lifetime too."""
         wanted = new.deduplication
-        self._drop(queue, owner)
+        if new.flags & HELD:
+            self._displace(queue, Displaced(owner, owner.state, key.id, key.until_ms, queue.parked.get(key.id)))
+        else:
+            self._drop(queue, owner)
         self.emit(queue, "removed", jobId=owner.id, prev="delayed")
         self._tell(queue, wanted.id, new.id, owner.id)
         queue.parked.pop(wanted.id, None)
@@ -92,6 +96,17 @@ class DeduplicationFloor(RemovalFloor):
         else:
             self._take_key(queue, wanted, new.id, now_ms)
 
+    def _displace(self, queue: Queue, old: Displaced) -> None:
+        """As `_drop`, for a job that is about to come and that no store has yet; see `DrivingFloor.withdraw`."""
+        held = old.job.flags & HELD
+        before = queue.displaced.pop(old.job, None)
+        self._drop(queue, old.job)
+        if held:
+            queue.unstored[old.job] = None
+            if before is not None:
+                queue.displaced[old.job] = before
+        queue.displacing.append(old)
+
     def _reschedule(self, queue: Queue, owner: Job, new: Candidate) -> None:
         """The delayed owner gets the due time of the add."""
         owner.delay = new.delay
@@ -100,6 +115,11 @@ class DeduplicationFloor(RemovalFloor):
 
     def _park(self, queue: Queue, key: DeduplicationKey, new: Candidate) -> None:
         """Keep the add until the active owner has ended; a later one overwrites it."""
+        old = queue.parked.get(new.deduplication.id)
+        if old is not None:
+            old.heir = new
+            if new.flags & HELD:
+                new.over = old.over if old.flags & HELD else old
         queue.parked[new.deduplication.id] = new
         key.until_ms = None
         queue.deduplication[key.id] = key

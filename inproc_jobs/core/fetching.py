@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from inproc_jobs.core.job import DUE_BITS, HELD, OLD_MARKER, Job
+from inproc_jobs.core.job import DUE_BITS, HELD, OLD_MARKER, PARKED, Job
 from inproc_jobs.core.options import DEFAULT_WORKER, WorkerOptions
 from inproc_jobs.core.queue import Queue
 from inproc_jobs.core.states import ACTIVE, ON_FETCH, REMOVED
@@ -46,7 +46,7 @@ class FetchingFloor(TreesFloor):
             if job is None:
                 queue.priority_counter = None
                 return None
-        if queue.held:
+        if queue.held or queue.unhandled:
             job = self._first_free(queue)
             if job is None:
                 return None
@@ -56,8 +56,22 @@ class FetchingFloor(TreesFloor):
 
     @staticmethod
     def _first_free(queue: Queue) -> Job | None:
-        """The next job that no store has to confirm first. Cost: O(held)."""
-        return next((job for lane in (queue.wait, queue.prioritized) for job in lane if not job.flags & HELD), None)
+        """
+        The next job that no store has to confirm first, and that somebody can run.
+
+        Cost: O(held), and O(parked) among those with a priority.
+        """
+        if queue.unhandled:
+            queue.wait.set_aside(PARKED)
+        lanes = (queue.wait.in_line(), queue.prioritized)
+        return next((job for lane in lanes for job in lane if not job.flags & (HELD | PARKED)), None)
+
+    @staticmethod
+    def has_runnable(queue: Queue) -> bool:
+        """Whether a job is ready that somebody can run, now or once it is stored. Cost: O(1), O(parked) if there are."""
+        if not queue.unhandled:
+            return queue.ready_count > 0
+        return any(not job.flags & PARKED for lane in (queue.wait, queue.prioritized) for job in lane)
 
     def _activate(self, queue: Queue, job: Job, now_ms: int, token: Any, worker: WorkerOptions) -> Job:
         """Take a ready job and lock it."""

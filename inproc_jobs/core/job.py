@@ -24,6 +24,8 @@ __all__ = [
     "IN_HISTORY",
     "LIFO",
     "OLD_MARKER",
+    "PARKED",
+    "UNREADABLE",
     "WATCHED",
     "Children",
     "Duplicate",
@@ -47,6 +49,11 @@ OLD_MARKER: Final = 32
 """Flag: its id starts with "0:", which BullMQ's fetch takes for a marker of its old versions and throws away."""
 HELD: Final = 64
 """Flag: it must not start before a store has it (mode `write_through`)."""
+PARKED: Final = 128
+"""Flag: it came from a store and nobody has defined its name: fetches step over it (DESIGN 4, "No handler")."""
+UNREADABLE: Final = 256
+"""Flag: a store has a job of this id that cannot be read; it stands in no state, and only keeps its id taken."""
+_LOWEST_DUE_MS: Final = 1 << 13
 DUE_BITS: Final = 40
 """A delayed job's `order` is `due_ms << DUE_BITS | seq`: one int that never ties. 40 bits of seq last 10^12 delays."""
 
@@ -193,7 +200,9 @@ class Job(msgspec.Struct, gc=False, eq=False):
         """
         if self.extra is not None and self.extra.promoted_due_ms is not None:
             return self.extra.promoted_due_ms
-        return self.order >> DUE_BITS if self.order and not self.priority else self.timestamp
+        # Of a job that had a priority, or waited for children, the order says something else, and is small.
+        due_ms = self.order >> DUE_BITS
+        return due_ms if due_ms > _LOWEST_DUE_MS and not self.priority else self.timestamp
 
 
 class Duplicate(msgspec.Struct, frozen=True, gc=False):

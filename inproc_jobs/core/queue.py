@@ -12,7 +12,18 @@ from inproc_jobs.core.job import Job, Repeat
 from inproc_jobs.core.options import Deduplication, JobOptions
 from inproc_jobs.core.states import JobState
 
-__all__ = ["BACK", "FRONT", "IN_PLACE", "Candidate", "DeduplicationKey", "Metrics", "Queue", "Scheduler", "TrackedDict"]
+__all__ = [
+    "BACK",
+    "FRONT",
+    "IN_PLACE",
+    "Candidate",
+    "DeduplicationKey",
+    "Displaced",
+    "Metrics",
+    "Queue",
+    "Scheduler",
+    "TrackedDict",
+]
 
 IN_PLACE: Final = 0
 BACK: Final = 1
@@ -69,7 +80,13 @@ class DeduplicationKey:
 
 
 class Candidate(msgspec.Struct):
-    """An add with a deduplication id: what it takes to make its job now, or later when it was parked."""
+    """
+    An add with a deduplication id: what it takes to make its job now, or later when it was parked.
+
+    Attributes:
+        over: Of one that is parked and in no store yet: the stored one whose place it took.
+        heir: What has taken its own place: a later add, or the job that was made of it.
+    """
 
     deduplication: Deduplication
     id: str
@@ -80,6 +97,26 @@ class Candidate(msgspec.Struct):
     flags: int
     delay: float
     priority: int
+    over: Candidate | None = None
+    heir: Candidate | Job | None = None
+
+
+class Displaced(msgspec.Struct):
+    """
+    What a job that is in no store yet has pushed out, to be brought back should the store not take that job.
+
+    Attributes:
+        job: The record, as it was: its order and its end still tell where it stood.
+        state: Where it stood.
+        key_id, key_until_ms: The deduplication key that it owned; None for none.
+        parked: The add that waited for its end.
+    """
+
+    job: Job
+    state: JobState
+    key_id: str | None = None
+    key_until_ms: float | None = None
+    parked: Candidate | None = None
 
 
 class Scheduler(msgspec.Struct):
@@ -144,6 +181,10 @@ class Queue:
         max_waiting: Bound of waiting, prioritized and delayed jobs together; None is none.
         reserved: Places that a bulk add has been promised and not yet used.
         held: How many jobs are stored nowhere yet and must not start before they are (flag HELD).
+        displaced: Job that is held -> what it has pushed out; displacing: the same, until the add that does it has made
+            its job; unstored: jobs that were pushed out before a store had them.
+        unhandled: Name of a job -> jobs of a store that are parked since nobody has defined that name (flag PARKED).
+        unreadable: id -> why, of jobs that a store has and nobody can read (flag UNREADABLE).
         touched: id -> how it got to its place, for every job that a store must be told of, in the order of the latest
             moves; replaying those on what is stored gives the order of the waiting list. None while nothing is tracked.
     """
@@ -191,6 +232,11 @@ class Queue:
         self.max_waiting: int | None = None
         self.reserved = 0
         self.held = 0
+        self.displaced: dict[Job, list[Displaced]] = {}
+        self.displacing: list[Displaced] = []
+        self.unstored: dict[Job, None] = {}
+        self.unhandled: dict[str, dict[Job, None]] = {}
+        self.unreadable: dict[str, str] = {}
         self.touched: dict[str, int] | None = None
 
     def track(self) -> None:

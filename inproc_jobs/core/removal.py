@@ -13,7 +13,7 @@ from itertools import islice
 
 from inproc_jobs.core.containers import FinishedSet
 from inproc_jobs.core.flows import FlowsFloor
-from inproc_jobs.core.job import HELD, IN_HISTORY, Job
+from inproc_jobs.core.job import HELD, IN_HISTORY, PARKED, UNREADABLE, Job
 from inproc_jobs.core.queue import Queue
 from inproc_jobs.core.states import FAILED, FINISHED_STATES, REMOVED, WAITING, WAITING_CHILDREN, Trigger
 from inproc_jobs.errors import JobSchedulerError
@@ -39,13 +39,36 @@ class RemovalFloor(FlowsFloor):
             queue.containers[state].discard(job)
             self._leave_history(queue, job)
             job.state = REMOVED
-        if job.flags & HELD:
-            job.flags &= ~HELD
-            queue.held -= 1
+        if job.flags & (HELD | PARKED | UNREADABLE):
+            self._lose_marks(queue, job)
         del queue.index[job.id]
         self._touch(queue, job.id)
         if state not in FINISHED_STATES:
             self._end(job)
+
+    def _lose_marks(self, queue: Queue, job: Job) -> None:
+        """A job that a store was to confirm, or that is parked, goes."""
+        if job.flags & HELD:
+            queue.held -= 1
+            self._forget_displaced(queue, job)
+        if job.flags & PARKED:
+            parked = queue.unhandled[job.name]
+            del parked[job]
+            if not parked:
+                del queue.unhandled[job.name]
+        if job.flags & UNREADABLE:
+            del queue.unreadable[job.id]
+        job.flags &= ~(HELD | PARKED | UNREADABLE)
+
+    @staticmethod
+    def _forget_displaced(queue: Queue, job: Job) -> None:
+        """What a job has pushed out, and what that had pushed out before it was stored, does not come back any more."""
+        todo = [job] if queue.displaced else []
+        while todo:
+            for old in queue.displaced.pop(todo.pop(), ()):
+                if old.job in queue.unstored:
+                    del queue.unstored[old.job]
+                    todo.append(old.job)
 
     @staticmethod
     def _leave_history(queue: Queue, job: Job) -> None:

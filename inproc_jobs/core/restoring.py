@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from inproc_jobs.core.driving import DrivingFloor
-from inproc_jobs.core.job import DUE_BITS, IN_HISTORY, OLD_MARKER, Job
-from inproc_jobs.core.options import DEFAULT_WORKER, WorkerOptions
+from inproc_jobs.core.job import DUE_BITS, IN_HISTORY, OLD_MARKER, PARKED, UNREADABLE, Job
+from inproc_jobs.core.options import DEFAULT_OPTIONS, DEFAULT_WORKER, WorkerOptions
 from inproc_jobs.core.queue import Queue
 from inproc_jobs.core.states import COMPLETED, DELAYED, FAILED, JobState, Trigger
 
@@ -12,7 +14,14 @@ __all__ = ["RestoringFloor"]
 
 
 class RestoringFloor(DrivingFloor):
-    """Commands of whoever loads a snapshot, before anything else happens to the queue."""
+    """
+    Commands of whoever loads a snapshot, before anything else happens to the queue.
+
+    Attributes:
+        has_handler: Whether somebody has defined a name; whoever runs the jobs says so. Asked for jobs of a store only.
+    """
+
+    has_handler: Callable[[str], bool] = staticmethod(lambda name: True)
 
     def restore_job(self, queue: Queue, job: Job, state: JobState, score: float, tie: int = 0) -> None:
         """
@@ -23,25 +32,44 @@ class RestoringFloor(DrivingFloor):
             tie: Order among delayed jobs of one millisecond.
 
         Raises:
-            ValueError: There is a job of that id already. Nothing has changed.
+            ValueError: There is a job of that id already, or the score is no number. Nothing has changed.
 
         Cost: O(log n). No event is emitted: nothing has happened to the job.
         """
         if job.id in queue.index:
             raise ValueError(f"job {job.id!r} is in queue {queue.name!r} already")
+        # A score that is no number is refused here, before anything has changed.
+        order = int(score * (1 << DUE_BITS)) + tie if state is DELAYED else int(score)
+        self._leave(queue, job, Trigger.RESTORE, state)
         queue.index[job.id] = job
         if job.id.startswith("0:"):
             job.flags |= OLD_MARKER
-        self._leave(queue, job, Trigger.RESTORE, state)
+        if not self.has_handler(job.name):
+            job.flags |= PARKED
+            queue.unhandled.setdefault(job.name, {})[job] = None
         if state is DELAYED:
             queue.sequence = max(queue.sequence, tie)
-            job.order = int(score * (1 << DUE_BITS)) + tie
-        elif state not in {COMPLETED, FAILED}:
-            job.order = int(score)
+        if state not in {COMPLETED, FAILED}:
+            job.order = order
         self._enter(queue, job, state)
         if state in {COMPLETED, FAILED} and queue.history is not None and self._frees_its_id(job):
             job.flags |= IN_HISTORY
             queue.past[state].add(job)
+
+    @staticmethod
+    def keep_unreadable(queue: Queue, id: str, why: str) -> None:
+        """
+        A store has a job that cannot be read: its id is taken, nothing else is known of it. Removing it here removes it
+        there; until then the store keeps it as it is, for a version or a hand that can mend it.
+
+        Cost: O(1).
+        """
+        if id in queue.index:
+            return
+        job = Job(id, "(unreadable)", b"null", DEFAULT_OPTIONS, 0, UNREADABLE)
+        job.more().failed_reason = why
+        queue.index[id] = job
+        queue.unreadable[id] = why
 
     def finish_restore(self, queue: Queue, now_ms: int, worker: WorkerOptions = DEFAULT_WORKER) -> list[str]:
         """

@@ -76,6 +76,7 @@ class Runtime:
         max_starts_per_second: float | None,
     ) -> None:
         self.core = Core()
+        self.core.has_handler = lambda name: handlers.handler(name) is not None
         self.lock = threading.Lock()
         self.clock = clock
         self.handlers = handlers
@@ -355,9 +356,15 @@ class Runtime:
         )
 
     def forget_bindings(self, name: str) -> None:
-        """The handler of a name has changed."""
+        """The handler of a name has changed; jobs of a store that were parked for want of one can run now."""
         for worker in list(self.workers.values()):
             worker.forget_binding(name)
+        if self.handlers.handler(name) is None:
+            return
+        with self.lock:
+            for worker in self.workers.values():
+                if self.core.unpark(worker.queue, name):
+                    self.summon(worker)
 
     # --- news ---------------------------------------------------------------------------------------------------
 
@@ -467,7 +474,7 @@ class Runtime:
                     return False
                 if queue.paused:
                     continue
-                if queue.ready_count or (not ready_only and self.core.has_pending_delays(queue)):
+                if self.core.has_runnable(queue) or (not ready_only and self.core.has_pending_delays(queue)):
                     return False
         return True
 

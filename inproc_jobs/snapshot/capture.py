@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from inproc_jobs.core.core import Core
-from inproc_jobs.core.job import Job
-from inproc_jobs.core.queue import FRONT, IN_PLACE, Queue, TrackedDict
+from inproc_jobs.core.job import HELD, UNREADABLE, Job
+from inproc_jobs.core.queue import BACK, FRONT, IN_PLACE, Candidate, Queue, TrackedDict
 from inproc_jobs.snapshot import codec
 from inproc_jobs.snapshot.records import Batch, JobChange, MetaRecord, QueueBatch
 
@@ -20,13 +20,15 @@ __all__ = ["BATCH_JOBS", "UNKNOWN", "Capture"]
 
 BATCH_JOBS: Final = 200
 """Jobs per batch: about 2 ms under the lock, the slice that DESIGN 2.9 allows."""
+BATCH_PARTS: Final = 200
+"""Keys, parked adds and schedulers per batch, each, beside those that belong to its jobs."""
 UNKNOWN: Final = "?"
 
 
 class _Taken:
     """What one batch took from a queue, to give it back if the write fails."""
 
-    __slots__ = ("keys", "meta", "parked", "placements", "queue", "schedulers")
+    __slots__ = ("held", "keys", "meta", "parked", "parked_adds", "placements", "queue", "schedulers")
 
     def __init__(self, queue: Queue) -> None:
         self.queue = queue
@@ -35,6 +37,9 @@ class _Taken:
         self.parked: tuple[str, ...] = ()
         self.schedulers: tuple[str, ...] = ()
         self.meta: MetaRecord | None = None
+        # The records themselves: by the time the store has answered, others may have their ids.
+        self.held: list[Job] = []
+        self.parked_adds: list[Candidate] = []
 
 
 class Capture:
@@ -45,6 +50,7 @@ class Capture:
         self._cache = codec.OptionsCache()
         self.stored: dict[str, dict[str, str]] = {}
         self._meta: dict[str, MetaRecord] = {}
+        self._owners: dict[str, dict[str, str]] = {}
         self._taken: list[_Taken] = []
 
     @property
@@ -57,17 +63,33 @@ class Capture:
         if queue.touched is None:
             queue.track()
             for job in queue.index.values():
-                queue.touched[job.id] = codec.BACK  # type: ignore[index]  # `track` has just made it
+                queue.touched[job.id] = BACK  # type: ignore[index]  # `track` has just made it
         self.stored.setdefault(queue.name, {})
+        self._owners.setdefault(queue.name, {})
 
     def backlog(self) -> int:
         """Jobs that the store has not been told of."""
         return sum(len(queue.touched or ()) for queue in self._core.queues.values())
 
+    def is_pending(self, queue: Queue, id: str, deduplication_id: str | None) -> bool:
+        """Whether the store has yet to be told of a job, or of what hangs on its deduplication id. Cost: O(1)."""
+        taken = next((one for one in self._taken if one.queue is queue), None)
+        if id in (queue.touched or ()) or (taken is not None and id in taken.placements):
+            return True
+        if deduplication_id is None:
+            return False
+        return any(deduplication_id in _touched_of(source) for source in (queue.deduplication, queue.parked)) or (
+            taken is not None and (deduplication_id in taken.keys or deduplication_id in taken.parked)
+        )
+
     # --- taking -------------------------------------------------------------------------------------------------
 
     def take(self, now_ms: int) -> Batch | None:
-        """The next batch, None when there is nothing to tell. Cost: O(its jobs)."""
+        """
+        The next batch, None when there is nothing left to tell. Cost: O(its jobs).
+
+        A batch without queues says that all jobs it looked at came and went: nothing to write, but ask again.
+        """
         batch = Batch(now_ms)
         self._taken = []
         room = BATCH_JOBS
@@ -81,7 +103,7 @@ class Capture:
             part = self._part_of(queue)
             if part is not None:
                 batch.queues.append(part)
-        return batch if batch.queues else None
+        return batch if batch.queues or self._taken else None
 
     def _take_jobs(self, queue: Queue, room: int) -> int:
         """The first touched jobs, in the order of their moves."""
@@ -142,45 +164,68 @@ class Capture:
         meta = codec.meta_of(queue)
         if self._meta.get(queue.name) != meta:
             part.meta = meta
-        keys = self._ready_keys(queue)
-        parked = _take_touched(queue.parked)
-        schedulers = [
-            id
-            for id in _touched_of(queue.schedulers)
-            if id not in queue.schedulers or self._is_told(queue, f"repeat:{id}:{queue.schedulers[id].next_ms}")
-        ]
-        if not (part.jobs or part.meta is not None or keys or parked or schedulers or placements):
+        near_keys, near_schedulers = self._near(queue, placements)
+        keys = [id for id in _some(queue.deduplication, near_keys) if self._is_key_ready(queue, id)]
+        parked = [id for id in _some(queue.parked, near_keys) if self._is_parked_ready(queue, id)]
+        schedulers = [id for id in _some(queue.schedulers, near_schedulers) if self._is_scheduler_ready(queue, id)]
+        if not (part.jobs or part.meta is not None or keys or parked or schedulers):
             return None
         taken = self._taken_of(queue)
         taken.keys, taken.parked, taken.schedulers = tuple(keys), tuple(parked), tuple(schedulers)
         taken.meta = part.meta
+        taken.held = [job for id in placements if (job := queue.index.get(id)) is not None and job.flags & HELD]
+        taken.parked_adds = [new for id in parked if (new := queue.parked.get(id)) is not None and new.flags & HELD]
         part.keys = {id: codec.key_record(queue, id) for id in keys}
         part.parked = {id: codec.parked_record(queue, id, self._cache) for id in parked}
         part.schedulers = {id: codec.scheduler_record(queue, id, self._cache) for id in schedulers}
-        for source, ids in ((queue.deduplication, keys), (queue.schedulers, schedulers)):
+        for source, ids in ((queue.deduplication, keys), (queue.parked, parked), (queue.schedulers, schedulers)):
             for id in ids:
                 _touched_of(source).pop(id, None)
         return part
+
+    @staticmethod
+    def _near(queue: Queue, placements: dict[str, int]) -> tuple[dict[str, None], dict[str, None]]:
+        """Deduplication ids and schedulers that the jobs of a batch name."""
+        keys: dict[str, None] = {}
+        schedulers: dict[str, None] = {}
+        for id in placements:
+            job = queue.index.get(id)
+            if job is not None and job.extra is not None:
+                if job.extra.deduplication_id is not None:
+                    keys[job.extra.deduplication_id] = None
+                if job.extra.scheduler_id is not None:
+                    schedulers[job.extra.scheduler_id] = None
+        return keys, schedulers
 
     def _changes(self, queue: Queue, placements: dict[str, int]) -> Iterator[JobChange]:
         stored = self.stored[queue.name]
         for id, placement in placements.items():
             job = queue.index.get(id)
             was = stored.get(id)
-            if job is None:
-                if was is not None:
+            if job is None or job.flags & UNREADABLE:
+                if was is not None and job is None:
                     yield JobChange(id, None, was)
                 continue
             moved = placement != IN_PLACE or was != job.state.value
             yield JobChange(id, codec.record_of(job, self._cache), was, placement == FRONT, moved)
 
-    def _ready_keys(self, queue: Queue) -> list[str]:
-        """Touched deduplication keys whose owner the store knows of, or is told of in this batch."""
-        return [
-            id
-            for id in _touched_of(queue.deduplication)
-            if (key := queue.deduplication.get(id)) is None or self._is_told(queue, key.owner)
-        ]
+    def _is_key_ready(self, queue: Queue, id: str) -> bool:
+        """Whether the store knows its owner, or is told of it in this batch, and likewise what became of the former one."""
+        key = queue.deduplication.get(id)
+        former = self._owners[queue.name].get(id)
+        return (key is None or self._is_told(queue, key.owner)) and (former is None or self._is_told(queue, former))
+
+    def _is_parked_ready(self, queue: Queue, id: str) -> bool:
+        """A parked add that is gone has become a job: it goes when the store is told of that one, not before."""
+        if id in queue.parked:
+            return True
+        key = queue.deduplication.get(id)
+        return not queue.touched if key is None else self._is_told(queue, key.owner)
+
+    def _is_scheduler_ready(self, queue: Queue, id: str) -> bool:
+        """Its pending iteration goes with it."""
+        one = queue.schedulers.get(id)
+        return one is None or self._is_told(queue, f"repeat:{id}:{one.next_ms}")
 
     @staticmethod
     def _is_told(queue: Queue, id: str) -> bool:
@@ -188,8 +233,8 @@ class Capture:
 
     # --- after the write ----------------------------------------------------------------------------------------
 
-    def written(self, batch: Batch) -> None:
-        """The store has it."""
+    def written(self, batch: Batch) -> tuple[list[tuple[Queue, Job]], list[Candidate]]:
+        """The store has it. Answers the jobs and the parked adds of the batch that had to wait for that."""
         for part in batch.queues:
             stored = self.stored[part.queue]
             for change in part.jobs:
@@ -199,15 +244,28 @@ class Capture:
                     stored[change.id] = change.record.state
             if part.meta is not None:
                 self._meta[part.queue] = part.meta
-        self._taken = []
+            owners = self._owners[part.queue]
+            for id, key in part.keys.items():
+                if key is None:
+                    owners.pop(id, None)
+                else:
+                    owners[id] = key.owner
+        taken, self._taken = self._taken, []
+        held = [(one.queue, job) for one in taken for job in one.held]
+        return held, [new for one in taken for new in one.parked_adds]
 
     def not_written(self, batch: Batch, *, unknown: bool) -> None:
         """Take everything back, before what has changed since; `unknown`: it may be in the store all the same."""
         if unknown:
             for part in batch.queues:
                 for change in part.jobs:
-                    self.stored[part.queue][change.id] = UNKNOWN
+                    if change.moved:  # one that has not moved stands where it stood either way
+                        self.stored[part.queue][change.id] = UNKNOWN
                 self._meta.pop(part.queue, None)
+        self.give_back()
+
+    def give_back(self) -> None:
+        """Take back what was taken, to be told again before what has changed since."""
         for taken in self._taken:
             queue = taken.queue
             later = queue.touched or {}
@@ -234,8 +292,24 @@ class Capture:
         """The store has these counters and settings."""
         self._meta[queue] = meta
 
+    def learned_key(self, queue: str, id: str, owner: str) -> None:
+        """The store has a deduplication key with this owner."""
+        self._owners.setdefault(queue, {})[id] = owner
 
-def _first(touched: dict[str, int], count: int) -> Iterator[str]:
+    def forget_store(self) -> None:
+        """The store has lost everything: all there is must be told anew, in the order in which it stands."""
+        self._taken = []
+        self._meta.clear()
+        for queue in self._core.queues.values():
+            self.track(queue)
+            self.stored[queue.name].clear()
+            self._owners[queue.name].clear()
+            queue.touched = {job.id: BACK for home in queue.containers.values() for job in home}
+            for source in (queue.deduplication, queue.parked, queue.schedulers):
+                _touched_of(source).update(dict.fromkeys(source))
+
+
+def _first(touched: dict[str, Any], count: int) -> Iterator[str]:
     for number, id in enumerate(touched):
         if number >= count:
             return
@@ -246,8 +320,9 @@ def _touched_of(source: dict[str, Any]) -> dict[str, None]:
     return source.touched if isinstance(source, TrackedDict) else {}
 
 
-def _take_touched(source: dict[str, Any]) -> list[str]:
+def _some(source: dict[str, Any], near: dict[str, None]) -> list[str]:
+    """Touched ids: the first ones, and those that are near the jobs of a batch."""
     touched = _touched_of(source)
-    ids = list(touched)
-    touched.clear()
-    return ids
+    if len(touched) <= BATCH_PARTS:
+        return list(touched)
+    return list(dict.fromkeys((*_first(touched, BATCH_PARTS), *(id for id in near if id in touched))))

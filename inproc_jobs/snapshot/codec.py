@@ -18,7 +18,16 @@ from inproc_jobs.core.core import Core
 from inproc_jobs.core.job import ABSOLUTE_DUE, CUSTOM_ID, DUE_BITS, LIFO, Children, Job, ParentLink, Repeat
 from inproc_jobs.core.options import Backoff, Deduplication, JobOptions, Retention
 from inproc_jobs.core.queue import BACK, FRONT, IN_PLACE, Candidate, Metrics, Queue, Scheduler
-from inproc_jobs.core.states import COMPLETED, DELAYED, FAILED, PRIORITIZED, WAITING_CHILDREN, JobState
+from inproc_jobs.core.states import (
+    ACTIVE,
+    COMPLETED,
+    DELAYED,
+    FAILED,
+    PRIORITIZED,
+    WAITING,
+    WAITING_CHILDREN,
+    JobState,
+)
 from inproc_jobs.snapshot.records import (
     JobChange,
     JobRecord,
@@ -31,6 +40,10 @@ from inproc_jobs.snapshot.records import (
 
 __all__ = ["BACK", "FRONT", "IN_PLACE", "JobChange", "OptionsCache", "meta_of", "record_of", "restore_queue"]
 
+_STARTING: Final = frozenset((WAITING, PRIORITIZED, ACTIVE))
+"""States in which a job no longer has its due time as its order, and its handler may still ask for it."""
+_OF_THE_JOB: Final = frozenset(("absolute", "due_ms"))
+"""What `own` says of a single job, not of its options."""
 _TIE_MASK: Final = (1 << DUE_BITS) - 1
 _DEDUPLICATION: Final = {
     "id": "id",
@@ -177,6 +190,8 @@ def record_of(job: Job, cache: OptionsCache) -> JobRecord:
         opts["lifo"] = True
     if job.flags & ABSOLUTE_DUE:
         own["absolute"] = True
+    if job.state in _STARTING and job.scheduled_ms != job.timestamp:
+        own["due_ms"] = job.scheduled_ms
     score, tie = _score_of(job)
     record = JobRecord(
         id=job.id,
@@ -265,13 +280,16 @@ def parked_record(queue: Queue, id: str, cache: OptionsCache) -> ParkedRecord | 
         opts["priority"] = new.priority
     if new.flags & LIFO:
         opts["lifo"] = True
+    own = dict(own)
+    if new.flags & ABSOLUTE_DUE:
+        own["absolute"] = True
     return ParkedRecord(
         new.id,
         bool(new.flags & CUSTOM_ID),
         new.name,
         new.data,
         opts,
-        dict(own),
+        own,
         int(new.timestamp),
         new.delay,
         new.priority,
@@ -318,33 +336,44 @@ def meta_of(queue: Queue) -> MetaRecord:
 # --- records -> core ----------------------------------------------------------------------------------------------
 
 
-def restore_queue(core: Core, state: QueueState, cache: OptionsCache) -> dict[str, str]:
+def restore_queue(core: Core, state: QueueState, cache: OptionsCache) -> tuple[dict[str, str], list[str]]:
     """
     Put a queue together; `Core.finish_restore` completes it.
 
     Returns:
-        id -> why, for jobs that cannot be taken in; they stay in the store as they are.
+        id -> why, for jobs that cannot be taken in; they stay in the store as they are. And what else was left alone.
     """
     queue = core.queue(state.queue)
-    parked = dict(state.unreadable)
+    unreadable = dict(state.unreadable)
+    strange: list[str] = []
     _restore_meta(queue, state.meta)
     # The history is oldest first, so finished jobs come in by their end; lists keep the order that the store gave.
     for record in sorted(state.jobs, key=lambda one: one.finished_on or 0):
         try:
             core.restore_job(queue, job_of(record, cache), JobState(record.state), record.score, record.tie)
-        except (ValueError, TypeError, KeyError) as error:
-            parked[record.id] = str(error)
+        except Exception as error:  # noqa: BLE001  # whatever is wrong with one record, the others are not to suffer
+            unreadable[record.id] = f"{type(error).__name__}: {error}"
+    for id, why in unreadable.items():
+        core.keep_unreadable(queue, id, why)
     for id, key in state.keys.items():
         core.set_deduplication_key(queue, id, key.owner, key.until_ms)
     for id, new in state.parked.items():
-        queue.parked[id] = _candidate(id, new, cache)
+        try:
+            queue.parked[id] = _candidate(id, new, cache)
+        except Exception as error:  # noqa: BLE001  # as above
+            strange.append(f"the add parked behind deduplication id {id!r}: {error}")
     for id, one in state.schedulers.items():
-        repeat = msgspec.convert(one.repeat, Repeat)
-        opts = cache.read(one.opts, one.own)
-        queue.schedulers[id] = Scheduler(
-            id, one.name, one.data, repeat, opts, one.next_ms, one.iterations, one.offset, one.template
-        )
-    return parked
+        try:
+            queue.schedulers[id] = _scheduler(id, one, cache)
+        except Exception as error:  # noqa: BLE001  # as above
+            strange.append(f"scheduler {id!r}: {error}")
+    return unreadable, strange
+
+
+def _scheduler(id: str, one: SchedulerRecord, cache: OptionsCache) -> Scheduler:
+    repeat = msgspec.convert(one.repeat, Repeat)
+    opts = cache.read(one.opts, one.own)
+    return Scheduler(id, one.name, one.data, repeat, opts, one.next_ms, one.iterations, one.offset, one.template)
 
 
 def _restore_meta(queue: Queue, meta: MetaRecord) -> None:
@@ -363,7 +392,7 @@ def job_of(record: JobRecord, cache: OptionsCache) -> Job:
     flags = CUSTOM_ID if record.opts.get("jobId") else 0
     if record.own.get("absolute"):
         flags |= ABSOLUTE_DUE
-    own = {name: value for name, value in record.own.items() if name != "absolute"}
+    own = {name: value for name, value in record.own.items() if name not in _OF_THE_JOB}
     job = Job(
         record.id,
         record.name,
@@ -382,6 +411,8 @@ def job_of(record: JobRecord, cache: OptionsCache) -> Job:
     if record.finished_on is None and record.state in {"completed", "failed"}:
         job.finished_on = int(record.score)
     _restore_extra(job, record)
+    if "due_ms" in record.own:
+        job.more().promoted_due_ms = int(record.own["due_ms"])
     return job
 
 
@@ -426,5 +457,8 @@ def _candidate(id: str, new: ParkedRecord, cache: OptionsCache) -> Candidate:
         **{field: given[name] for name, field in _DEDUPLICATION.items() if name in given and name != "id"}, id=id
     )
     flags = (CUSTOM_ID if new.own_id else 0) | (LIFO if new.opts.get("lifo") else 0)
-    opts = cache.read({key: value for key, value in new.opts.items() if key != "lifo"}, new.own)
+    if new.own.get("absolute"):
+        flags |= ABSOLUTE_DUE
+    own = {name: value for name, value in new.own.items() if name not in _OF_THE_JOB}
+    opts = cache.read({key: value for key, value in new.opts.items() if key != "lifo"}, own)
     return Candidate(rule, new.id, new.name, new.data, opts, new.timestamp, flags, new.delay, new.priority)

@@ -30,7 +30,10 @@ class Snapshot:
         every_ms, timeout_ms, lease_ms: Interval of writes; patience with the store; how long it stays ours without a
             sign of life.
         on_held: "refuse" or "wait" when another engine owns the store.
+        hands_over: Whether the store can be left as a live BullMQ queue.
     """
+
+    hands_over = False
 
     def __init__(self, mode: Any, every: Any, timeout: Any, lease: Any, on_held: Any) -> None:
         if mode not in _MODES:
@@ -72,6 +75,8 @@ class RedisSnapshot(Snapshot):
         lease: How long the store is ours without a sign of life.
         on_held: What to do when another engine owns the store: "refuse", or "wait" for it to end.
     """
+
+    hands_over = True
 
     def __init__(
         self,
@@ -121,9 +126,11 @@ class SqliteSnapshot(Snapshot):
         on_held: OnHeld = "refuse",
     ) -> None:
         super().__init__(mode, every, timeout, lease, on_held)
+        if not isinstance(path, str | os.PathLike) or not isinstance(os.fspath(path), str):
+            raise InvalidOptionTypeError(f"path must be text or a Path, got {path!r}", option="path", value=path)
         self._path = os.fspath(path)
-        if type(self._path) is not str or not self._path or self._path == ":memory:":
-            raise InvalidOptionError("path must name a file", option="path", value=path)
+        if not self._path or self._path == ":memory:" or "\0" in self._path:
+            raise InvalidOptionError(f"path must name a file, got {path!r}", option="path", value=path)
 
     def open_store(self) -> Store:
         """The store, not yet opened."""

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
+import time
+import weakref
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
@@ -13,6 +16,8 @@ from inproc_jobs.snapshot.store import Owner
 
 __all__ = ["FileLock"]
 
+UNKNOWN_OWNER: Final = Owner("unknown host", 0, 0)
+
 
 class FileLock:
     """The lock beside a snapshot file; its content says who holds it."""
@@ -20,6 +25,7 @@ class FileLock:
     def __init__(self, path: str) -> None:
         self._path = path
         self._fd: int | None = None
+        _LOCKS.add(self)
 
     def acquire(self, owner: Owner) -> Owner | None:
         """
@@ -31,43 +37,74 @@ class FileLock:
         Raises:
             SnapshotUnavailableError: The file cannot be made or opened.
         """
-        try:
-            fd = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
-        except OSError as error:
-            raise SnapshotUnavailableError(f"lock file {self._path} cannot be opened: {error.strerror}") from error
-        if not _try_lock(fd):
-            holder = _read_owner(fd)
+        while True:
+            fd = self._open()
+            if not _try_lock(fd):
+                holder = _read_owner(fd)
+                os.close(fd)
+                return holder
+            if self._is_there(fd):
+                break
+            # Deleted between our opening and our locking it: others lock the one that is there now.
             os.close(fd)
-            return holder
-        os.ftruncate(fd, 0)
-        os.lseek(fd, 0, os.SEEK_SET)
-        os.write(fd, msgspec.json.encode(owner))
+        try:
+            os.ftruncate(fd, 0)
+            os.lseek(fd, 0, os.SEEK_SET)
+            os.write(fd, msgspec.json.encode(owner))
+        except OSError:
+            # A full disk: it is locked all the same, others just cannot read by whom.
+            pass
         self._fd = fd
         return None
 
-    def is_ours(self) -> bool:
-        """Whether the file that we have locked is still the one at that path: somebody may have deleted it."""
-        if self._fd is None:
-            return False
+    def _open(self) -> int:
         try:
-            there, held = Path(self._path).stat(), os.fstat(self._fd)
+            return os.open(self._path, os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o600)
+        except OSError as error:
+            raise SnapshotUnavailableError(f"lock file {self._path} cannot be opened: {error.strerror}") from error
+
+    def _is_there(self, fd: int) -> bool:
+        try:
+            there, held = Path(self._path).stat(), os.fstat(fd)
         except OSError:
             return False
         return (there.st_ino, there.st_dev) == (held.st_ino, held.st_dev)
 
+    def is_ours(self) -> bool:
+        """Whether the file that we have locked is still the one at that path: somebody may have deleted it."""
+        return self._fd is not None and self._is_there(self._fd)
+
     def release(self) -> None:
         """Let go. The file stays: deleting it would let two others lock two files of the same name."""
-        if self._fd is not None:
-            os.close(self._fd)
-            self._fd = None
+        fd, self._fd = self._fd, None
+        if fd is not None:
+            os.close(fd)
+
+
+_LOCKS: Final[weakref.WeakSet[FileLock]] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    """A child shares the lock of its parent: it would keep it alive after the parent's death, so it lets its copy go."""
+    for lock in list(_LOCKS):
+        lock.release()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 def _read_owner(fd: int) -> Owner:
-    try:
-        os.lseek(fd, 0, os.SEEK_SET)
-        return msgspec.json.decode(os.read(fd, 4096), type=Owner)
-    except (OSError, msgspec.DecodeError):
-        return Owner("unknown host", 0, 0)
+    """Who has written it; one that has locked it a moment ago has perhaps not written it yet."""
+    for _ in range(20):
+        try:
+            os.lseek(fd, 0, os.SEEK_SET)
+            return msgspec.json.decode(os.read(fd, 4096), type=Owner)
+        except OSError:
+            break
+        except msgspec.DecodeError:
+            time.sleep(0.005)
+    return UNKNOWN_OWNER
 
 
 if sys.platform == "win32":

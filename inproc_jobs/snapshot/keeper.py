@@ -12,24 +12,30 @@ import os
 import socket
 import threading
 import time
-from concurrent.futures import Future
+from collections.abc import Callable
+from concurrent.futures import Future, InvalidStateError
 from datetime import UTC, datetime
 from typing import Any, Final, Literal, Protocol
 
 from inproc_jobs.core.core import Core
 from inproc_jobs.core.job import HELD, Job
-from inproc_jobs.errors import LeaseHeldError, LeaseLostError, SnapshotUnavailableError
-from inproc_jobs.snapshot.capture import Capture
+from inproc_jobs.core.queue import Candidate, Queue
+from inproc_jobs.core.states import JobState
+from inproc_jobs.errors import LeaseHeldError, LeaseLostError, SnapshotError, SnapshotUnavailableError
+from inproc_jobs.snapshot.capture import UNKNOWN, Capture
 from inproc_jobs.snapshot.codec import meta_of, restore_queue
 from inproc_jobs.snapshot.records import Batch, QueueState
-from inproc_jobs.snapshot.store import Owner, Store
+from inproc_jobs.snapshot.store import Owner, Store, StoreEmptiedError
 
 __all__ = ["Keeper", "KeeperHost", "Mode", "OnHeld"]
 
 Mode = Literal["periodic", "write_through"]
 OnHeld = Literal["refuse", "wait"]
-_FIRST_BACKOFF_S: Final = 0.1
-_LAST_BACKOFF_S: Final = 5.0
+FIRST_BACKOFF_S: Final = 0.1
+LAST_BACKOFF_S: Final = 5.0
+LAST_TRIES_S: Final = 3.0
+"""How long a closing snapshot tries to save what is left in a store that is away, if it has that much time."""
+_RELEASE_S: Final = 1.0
 
 
 class KeeperHost(Protocol):
@@ -41,6 +47,9 @@ class KeeperHost(Protocol):
     def now_ms(self) -> int:
         """The wall clock; lock held."""
 
+    def queue(self, name: str) -> Queue:
+        """The queue of that name with the engine's settings; lock held."""
+
     def stored(self, queues: set[str]) -> None:
         """Jobs of these queues are stored and may start. Any thread, no lock."""
 
@@ -48,7 +57,7 @@ class KeeperHost(Protocol):
         """Somebody else owns the store now: stop. Any thread, no lock."""
 
     def warn(self, event: str, **fields: Any) -> None:
-        """Say something to the operator."""
+        """Say something to the operator. Any thread, no lock."""
 
 
 class Keeper:
@@ -59,69 +68,126 @@ class Keeper:
         mode: "periodic": what changed is written every so often. "write_through": whoever dispatches waits for it.
         every_ms: Interval of the writes.
         lease_ms: How long the store is ours without a sign of life.
+        patience_ms: How long to wait at the start for a store that is not ready.
         on_held: Whether to refuse or to wait when somebody else owns the store.
+        monotonic: A clock, for tests.
+
+    Attributes:
+        lost: Whether the lease was lost; nothing is written any more.
+        last_save_ms: When the store had everything, or took something, for the last time.
     """
 
     def __init__(
-        self, store: Store, host: KeeperHost, *, mode: Mode, every_ms: int, lease_ms: int, on_held: OnHeld
+        self,
+        store: Store,
+        host: KeeperHost,
+        *,
+        mode: Mode,
+        every_ms: int,
+        lease_ms: int,
+        patience_ms: int = 0,
+        on_held: OnHeld = "refuse",
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self.mode = mode
+        self.capture = Capture(host.core)
+        self.lost = False
+        self.last_save_ms: int | None = None
         self._store = store
         self._host = host
         self._every_s = every_ms / 1000
         self._lease_s = lease_ms / 1000
+        self._patience_s = patience_ms / 1000
         self._on_held = on_held
-        self.capture = Capture(host.core)
+        self._monotonic = monotonic
         self._wake = threading.Event()
         self._stop = threading.Event()
         self._giving_up = threading.Event()
+        self._emptied = threading.Event()
+        self._ending = threading.Lock()
+        self._ended = False
+        self._writer_is_done = False
+        self._left_alone = False
         self._threads: list[threading.Thread] = []
-        self._waiters: dict[Job, list[Future[None]]] = {}
+        self._waiters: dict[Job | Candidate, tuple[Queue, list[Future[None]]]] = {}
+        self._duplicates: list[tuple[Queue, str, str | None, Future[None]]] = []
         self._flushers: list[Future[bool]] = []
         self._down_since: float | None = None
         self._down_reason = ""
         self._retry_at = 0.0
-        self._backoff_s = _FIRST_BACKOFF_S
-        self.last_save_ms: int | None = None
-        self.parked: dict[str, dict[str, str]] = {}
-        self.lost = False
+        self._backoff_s = FIRST_BACKOFF_S
+        self._next_poll = 0.0
+        self._poll_trouble = ""
 
     # --- opening ------------------------------------------------------------------------------------------------
 
     def open(self) -> None:
         """
-        Become the owner, load what is there, and begin to write. Blocks.
+        Become the owner, load what is there, write what the restart has changed, and begin to write. Blocks.
 
         Raises:
             LeaseHeldError: Somebody else owns the store (with `on_held="refuse"`).
-            SnapshotUnavailableError, SnapshotLayoutError: It cannot be read; nothing was touched.
+            SnapshotUnavailableError, SnapshotLayoutError: It cannot be used.
         """
         self._acquire()
         try:
             self._load()
+            # Before anything runs: whoever crashes over and over must at least count its crashes.
+            self._write_first()
         except BaseException:
-            with contextlib.suppress(Exception):
-                self._store.release()
+            self._let_go()
             raise
-        for target, name in ((self._write_loop, "writer"), (self._lease_loop, "lease")):
-            thread = threading.Thread(target=target, name=f"inproc_jobs snapshot {name}", daemon=True)
-            self._threads.append(thread)
-            thread.start()
+        with self._ending:
+            if not self._giving_up.is_set():
+                for target, name in ((self._write_loop, "writer"), (self._lease_loop, "lease")):
+                    self._threads.append(
+                        threading.Thread(target=target, name=f"inproc_jobs snapshot {name}", daemon=True)
+                    )
+                    self._threads[-1].start()
+                return
+        self._let_go()
 
     def _acquire(self) -> None:
         owner = Owner(socket.gethostname(), os.getpid(), round(time.time() * 1000))
+        patience_end = self._monotonic() + self._patience_s
+        pause = FIRST_BACKOFF_S
         while True:
             try:
                 self._store.acquire(owner)
             except LeaseHeldError:
                 if self._on_held == "refuse" or self._giving_up.wait(min(1.0, self._lease_s / 3)):
+                    self._store.close()
                     raise
+                patience_end = self._monotonic() + self._patience_s
+            except SnapshotUnavailableError:
+                if self._monotonic() + pause > patience_end or self._giving_up.wait(pause):
+                    self._store.close()
+                    raise
+                pause = min(pause * 2, 1.0)
+            except BaseException:
+                self._store.close()
+                raise
             else:
                 return
 
-    def give_up_waiting(self) -> None:
-        """The engine is stopped while it waits for its turn."""
+    def give_up(self) -> None:
+        """Whoever wanted to open this does not want it any more. Any thread, at any moment."""
         self._giving_up.set()
+        with self._ending:
+            running = bool(self._threads)
+        if running:
+            self.close(0)
+
+    @property
+    def gave_up(self) -> bool:
+        """Whether `give_up` was called."""
+        return self._giving_up.is_set()
+
+    def _let_go(self) -> None:
+        with contextlib.suppress(Exception):
+            self._store.release()
+        with contextlib.suppress(Exception):
+            self._store.close()
 
     def _load(self) -> None:
         host = self._host
@@ -134,40 +200,145 @@ class Keeper:
             now_ms = host.now_ms()
             for queue in list(host.core.queues.values()):
                 host.core.finish_restore(queue, now_ms)
+        for warning in self._store.warnings:
+            host.warn(warning, store=self._store.description)
 
     def _take_in(self, state: QueueState) -> None:
-        """One queue of the store, before anything of it runs."""
+        """A queue of the store, or a part of it, before anything of it runs."""
         host = self._host
         with host.lock:
-            queue = host.core.queue(state.queue)
+            queue = host.queue(state.queue)
             self.capture.track(queue)
-            parked = restore_queue(host.core, state, self.capture.cache)
+            unreadable, strange = restore_queue(host.core, state, self.capture.cache)
             assert queue.touched is not None  # tracked just now
             queue.touched.clear()
             for source in (queue.deduplication, queue.parked, queue.schedulers):
                 getattr(source, "touched", {}).clear()
             for record in state.jobs:
-                if record.id not in parked:
-                    self.capture.learned(state.queue, record.id, record.state)
+                self.capture.learned(state.queue, record.id, record.state)
+            for id in unreadable:
+                self.capture.learned(state.queue, id, UNKNOWN)
+            for id, key in state.keys.items():
+                self.capture.learned_key(state.queue, id, key.owner)
             self.capture.learned_meta(state.queue, state.meta)
-        if parked:
-            self.parked.setdefault(state.queue, {}).update(parked)
-            host.warn("jobs cannot be read and were set aside", queue=state.queue, count=len(parked))
+        self._tell_strange(state.queue, unreadable, strange)
 
-    # --- writing ------------------------------------------------------------------------------------------------
+    def _tell_strange(self, queue: str, unreadable: dict[str, str], strange: list[str]) -> None:
+        if unreadable:
+            id, why = next(iter(unreadable.items()))
+            self._host.warn(
+                "jobs cannot be read and were parked; they stay in the store as they are",
+                queue=queue,
+                count=len(unreadable),
+                first=id,
+                reason=why,
+            )
+        for what in strange:
+            self._host.warn("left alone in the store, since it cannot be read", queue=queue, what=what)
 
-    def wait_stored(self, job: Job) -> Future[None] | None:
+    def _write_first(self) -> None:
+        while True:
+            with self._host.lock:
+                batch = self.capture.take(self._host.now_ms())
+            if batch is None:
+                return
+            if batch.queues:
+                self._store.apply(batch)
+            with self._host.lock:
+                self.capture.written(batch)
+                self.last_save_ms = self._host.now_ms()
+
+    # --- waiting for the store ----------------------------------------------------------------------------------
+
+    def wait_stored(self, queue: Queue, job: Job, *, duplicate: bool) -> Future[None] | None:
         """
-        A future of the moment at which a held job is stored; None when it is not held.
+        A future of the moment at which the store has what a dispatch has done; None when it has it, or was told nothing.
 
-        It fails with `SnapshotUnavailableError` when it could not be stored; the job is gone from memory then. Lock held.
+        It fails with `SnapshotUnavailableError` when that could not be stored. What was new is gone from memory then.
+        Lock held.
         """
-        if not job.flags & HELD:
-            return None
         future: Future[None] = Future()
-        self._waiters.setdefault(job, []).append(future)
+        if self._host.core.is_unstored(queue, job):
+            self._waiters.setdefault(job, (queue, []))[1].append(future)
+        elif not duplicate:
+            return None
+        else:
+            deduplication_id = job.extra.deduplication_id if job.extra is not None else None
+            parked = queue.parked.get(deduplication_id) if deduplication_id is not None else None
+            id = job.id if job.state is JobState.DELAYED else ""
+            if parked is not None and parked.flags & HELD:
+                self._waiters.setdefault(parked, (queue, []))[1].append(future)
+            elif self.capture.is_pending(queue, id, deduplication_id):
+                # It has moved the job that it collapsed into, or lengthened the life of the key.
+                self._duplicates.append((queue, id, deduplication_id, future))
+            else:
+                return None
+        if self._ended:
+            future.set_exception(self._closed())
         self._wake.set()
         return future
+
+    def _is_over(self, queue: Queue, awaited: Job | Candidate) -> bool:
+        """Whether there is nothing left to wait for: it is stored, or what has taken its place is, or it is gone."""
+        one: Job | Candidate = awaited
+        while not isinstance(one, Job):
+            if not one.flags & HELD:
+                return True
+            if one.heir is None:
+                return queue.parked.get(one.deduplication.id) is not one
+            one = one.heir
+        return not self._host.core.is_unstored(queue, one)
+
+    def _answer_waiters(self) -> list[Future[None]]:
+        """Those whose wait is over. Lock held; the caller resolves them without it."""
+        ready: list[Future[None]] = []
+        for awaited, (queue, futures) in list(self._waiters.items()):
+            if self._is_over(queue, awaited):
+                del self._waiters[awaited]
+                ready += futures
+        left = []
+        for waiter in self._duplicates:
+            if self.capture.is_pending(*waiter[:3]):
+                left.append(waiter)
+            else:
+                ready.append(waiter[3])
+        self._duplicates = left
+        return ready
+
+    def _fail_waiters(self, error: SnapshotUnavailableError) -> None:
+        """Whoever waits is told that it was not stored, and what was new goes, as if it had never come."""
+        host = self._host
+        failed: list[tuple[Future[None], bool]] = []
+        with host.lock:
+            waiters, self._waiters = self._waiters, {}
+            duplicates, self._duplicates = self._duplicates, []
+            for awaited, (queue, futures) in waiters.items():
+                failed += [(future, self._may_be_stored(queue, awaited)) for future in futures]
+            for awaited, (queue, _) in waiters.items():
+                self._withdraw(queue, awaited)
+            failed += [(future, error.outcome == "unknown") for *_, future in duplicates]
+            news = bool(host.core.events or host.core.ended)
+        for future, unknown in failed:
+            with contextlib.suppress(InvalidStateError):
+                future.set_exception(
+                    SnapshotUnavailableError(str(error), outcome="unknown" if unknown else "not written")
+                )
+        if news:
+            host.stored(set())
+
+    def _may_be_stored(self, queue: Queue, awaited: Job | Candidate) -> bool:
+        if isinstance(awaited, Job):
+            return self.capture.stored.get(queue.name, {}).get(awaited.id) == UNKNOWN
+        return True
+
+    def _withdraw(self, queue: Queue, awaited: Job | Candidate) -> None:
+        one: Job | Candidate = awaited
+        while not isinstance(one, Job) and one.heir is not None:
+            one = one.heir
+        if isinstance(one, Job):
+            self._host.core.withdraw(queue, one)
+        else:
+            self._host.core.withdraw_parked(queue, one)
 
     def refuse_while_down(self) -> None:
         """
@@ -176,7 +347,7 @@ class Keeper:
         Raises:
             SnapshotUnavailableError: With outcome "not written".
         """
-        if self._down_since is not None and time.monotonic() < self._retry_at:
+        if self._down_since is not None and self._monotonic() < self._retry_at:
             raise SnapshotUnavailableError(
                 f"{self._store.description} is not available ({self._down_reason}); nothing was added, try again later"
             )
@@ -185,6 +356,8 @@ class Keeper:
         """Write everything that has changed until now. Blocks; False when that did not work out in time."""
         future: Future[bool] = Future()
         with self._host.lock:
+            if self._ended:
+                return False
             self._flushers.append(future)
         self._wake.set()
         try:
@@ -192,117 +365,176 @@ class Keeper:
         except TimeoutError:
             return False
 
-    def _write_loop(self) -> None:
-        while not self._stop.is_set():
-            self._wake.wait(max(0.0, self._retry_at - time.monotonic()) if self._down_since else self._every_s)
-            self._wake.clear()
-            if self._stop.is_set() or self.lost:
-                break
-            if self._down_since is not None and time.monotonic() < self._retry_at and not self._flushers:
-                self._stop.wait(self._retry_at - time.monotonic())
-            self._write_all()
-            self._take_foreign()
-        self._fail_waiters(SnapshotUnavailableError("the snapshot was closed"))
+    # --- writing ------------------------------------------------------------------------------------------------
 
-    def _write_all(self) -> None:
-        """Batch after batch until nothing has changed since, or the store fails."""
+    def _write_loop(self) -> None:
         while True:
+            self._wait_turn()
+            if self._stop.is_set():
+                break
+            self.write_all()
+        with self._host.lock:
+            self._ended = True
+            flushers, self._flushers = self._flushers, []
+        for flusher in flushers:
+            flusher.set_result(False)
+        self._fail_waiters(self._closed())
+        with self._ending:
+            self._writer_is_done = True
+        if self._left_alone:
+            # Whoever closed this could not wait for the last write.
+            self._let_go()
+
+    def _closed(self) -> SnapshotUnavailableError:
+        what = "another engine owns the store now" if self.lost else "the snapshot was closed"
+        return SnapshotUnavailableError(f"{what}; the job was not stored")
+
+    def _wait_turn(self) -> None:
+        """Until the next write is due: at the interval, when somebody waits, or after the pause that follows trouble."""
+        if self._down_since is None:
+            self._wake.wait(self._every_s)
+            self._wake.clear()
+            return
+        while not self._stop.is_set() and not self._flushers:
+            left = self._retry_at - self._monotonic()
+            if left <= 0:
+                break
+            self._wake.wait(left)
+            self._wake.clear()
+
+    def write_all(self) -> None:
+        """Batch after batch until nothing has changed since, or the store fails. The writer's thread, and tests."""
+        try:
+            if self._emptied.is_set():
+                self._write_anew()
+            while not self.lost and self._write_next():
+                pass
+            self._take_foreign()
+        except Exception as error:  # noqa: BLE001  # a fault of ours, or of a store: the writer must outlive it
             with self._host.lock:
+                self.capture.give_back()
+            self._went_wrong(SnapshotUnavailableError(f"{type(error).__name__}: {error}", outcome="unknown"))
+
+    def _write_next(self) -> bool:
+        """Write one batch; False when there is none, or when that failed."""
+        host = self._host
+        with host.lock:
+            batch = self.capture.take(host.now_ms())
+            flushers: list[Future[bool]] = []
+            ready: list[Future[None]] = []
+            if batch is None:
                 flushers, self._flushers = self._flushers, []
-                batch = self.capture.take(self._host.now_ms())
-                if batch is None:
-                    self.last_save_ms = self._host.now_ms()
-                else:
-                    # Not done yet: they wait for the batch after which there is nothing left.
-                    self._flushers, flushers = flushers, []
-            for flusher in flushers:
-                flusher.set_result(True)
-            if batch is None or not self._write(batch):
-                return
+                ready = self._answer_waiters()
+                if self._down_since is None:
+                    self.last_save_ms = host.now_ms()
+        if batch is not None:
+            return self._write(batch)
+        for flusher in flushers:
+            flusher.set_result(True)
+        _resolve(ready)
+        return False
 
     def _write(self, batch: Batch) -> bool:
         host = self._host
-        try:
-            self._store.apply(batch)
-        except SnapshotUnavailableError as error:
-            self._went_wrong(batch, error)
-            return False
-        except LeaseLostError as error:
-            with host.lock:
-                self.capture.not_written(batch, unknown=False)
-            self._lose(error)
-            return False
-        if self._down_since is not None:
-            host.warn("snapshot works again", after_s=round(time.monotonic() - self._down_since, 1))
-        self._down_since, self._backoff_s = None, _FIRST_BACKOFF_S
-        ready: list[Future[None]] = []
+        if batch.queues:
+            try:
+                self._store.apply(batch)
+            except StoreEmptiedError:
+                with host.lock:
+                    self.capture.give_back()
+                return self._write_anew()
+            except LeaseLostError as error:
+                with host.lock:
+                    self.capture.not_written(batch, unknown=False)
+                self._lose(error)
+                return False
+            except Exception as error:  # noqa: BLE001  # a fault of a store is no reason to lose what it was to take
+                foreseen = isinstance(error, SnapshotError)
+                outcome = getattr(error, "outcome", "not written" if foreseen else "unknown")
+                with host.lock:
+                    self.capture.not_written(batch, unknown=outcome == "unknown")
+                reason = str(error) if foreseen else f"{type(error).__name__}: {error}"
+                self._went_wrong(SnapshotUnavailableError(reason, outcome=outcome))
+                return False
+            self._works_again()
         with host.lock:
-            self.capture.written(batch)
-            queues = self._confirm(batch, ready)
-        for future in ready:
-            if not future.done():
-                future.set_result(None)
-        if queues:
-            host.stored(queues)
+            held, parked = self.capture.written(batch)
+            for queue, job in held:
+                host.core.confirm(queue, job)
+            for new in parked:
+                host.core.confirm_parked(new)
+            ready = self._answer_waiters() if self._waiters or self._duplicates else []
+            self.last_save_ms = host.now_ms()
+        _resolve(ready)
+        if held:
+            host.stored({queue.name for queue, _ in held})
         return True
 
-    def _confirm(self, batch: Batch, ready: list[Future[None]]) -> set[str]:
-        """Let held jobs of a batch start. Lock held."""
-        queues: set[str] = set()
-        if not self._waiters:
-            return queues
-        for part in batch.queues:
-            queue = self._host.core.queue(part.queue)
-            for change in part.jobs:
-                job = queue.index.get(change.id)
-                if job is not None and job.flags & HELD and change.record is not None:
-                    self._host.core.confirm(queue, change.id)
-                    ready += self._waiters.pop(job, [])
-                    queues.add(part.queue)
-        return queues
+    def _works_again(self) -> None:
+        if self._down_since is not None:
+            down_s = round(self._monotonic() - self._down_since, 1)
+            self._down_since, self._backoff_s = None, FIRST_BACKOFF_S
+            self._host.warn("snapshot works again", store=self._store.description, after_s=down_s)
 
-    def _went_wrong(self, batch: Batch, error: SnapshotUnavailableError) -> None:
-        """Keep everything for the next attempt, except jobs that somebody waits for: those are not taken after all."""
-        host = self._host
-        first = self._down_since is None
-        if first:
-            self._down_since = time.monotonic()
+    def _write_anew(self) -> bool:
+        """The store has lost everything, lease included, and nobody else has it: become its owner again."""
+        self._emptied.clear()
+        try:
+            self._store.acquire(Owner(socket.gethostname(), os.getpid(), round(time.time() * 1000)))
+        except LeaseHeldError as error:
+            self._lose(LeaseLostError(str(error)))
+            return False
+        except SnapshotError as error:
+            self._emptied.set()
+            self._went_wrong(SnapshotUnavailableError(str(error)))
+            return False
+        with self._host.lock:
+            self.capture.forget_store()
+        self._host.warn("the store has lost its data; everything is written anew", store=self._store.description)
+        return True
+
+    def _went_wrong(self, error: SnapshotUnavailableError) -> None:
+        """Everything is kept for the next attempt, except jobs that somebody waits for: those are not taken after all."""
+        if self._down_since is None:
+            self._down_since = self._monotonic()
         self._down_reason = str(error)
-        self._retry_at = time.monotonic() + self._backoff_s
-        host.warn(
+        self._retry_at = self._monotonic() + self._backoff_s
+        self._host.warn(
             "snapshot cannot be written; jobs go on in memory",
             store=self._store.description,
             reason=str(error),
             retry_in_s=round(self._backoff_s, 1),
         )
-        self._backoff_s = min(self._backoff_s * 2, _LAST_BACKOFF_S)
-        with host.lock:
-            self.capture.not_written(batch, unknown=error.outcome == "unknown")
+        self._backoff_s = min(self._backoff_s * 2, LAST_BACKOFF_S)
+        with self._host.lock:
             flushers, self._flushers = self._flushers, []
         for flusher in flushers:
             flusher.set_result(False)
         self._fail_waiters(error)
 
-    def _fail_waiters(self, error: SnapshotUnavailableError) -> None:
-        """Whoever waits for a job to be stored is told that it was not, and the job goes."""
-        host = self._host
-        failed: list[Future[None]] = []
-        with host.lock:
-            waiters, self._waiters = self._waiters, {}
-            for job, futures in waiters.items():
-                queue = next((q for q in host.core.queues.values() if q.index.get(job.id) is job), None)
-                if queue is not None:
-                    host.core.withdraw(queue, job)
-                failed += futures
-        for future in failed:
-            if not future.done():
-                future.set_exception(SnapshotUnavailableError(str(error), outcome=error.outcome))
+    # --- what others have added ---------------------------------------------------------------------------------
 
     def _take_foreign(self) -> None:
-        """Jobs that somebody else has put into the store become jobs of ours."""
+        """Jobs that somebody else has put into the store become jobs of ours; looked for once per interval."""
+        now = self._monotonic()
+        if now < self._next_poll or self._down_since is not None or self.lost:
+            return
+        self._next_poll = now + self._every_s
         try:
             states = self._store.poll_foreign()
-        except (SnapshotUnavailableError, LeaseLostError):
+        except StoreEmptiedError:
+            self._emptied.set()
+            self._wake.set()
+            return
+        except LeaseLostError as error:
+            self._lose(error)
+            return
+        except SnapshotUnavailableError:
+            return  # the next write tells it
+        except SnapshotError as error:
+            if str(error) != self._poll_trouble:
+                self._poll_trouble = str(error)
+                self._host.warn("jobs of others cannot be read", store=self._store.description, reason=str(error))
             return
         for state in states:
             self._take_in_foreign(state)
@@ -312,28 +544,38 @@ class Keeper:
     def _take_in_foreign(self, state: QueueState) -> None:
         host = self._host
         with host.lock:
-            queue = host.core.queue(state.queue)
+            queue = host.queue(state.queue)
             self.capture.track(queue)
             queue.counter = max(queue.counter, state.meta.counter)
             state.meta = meta_of(queue)
-            fresh = [record for record in state.jobs if record.id not in queue.index]
-            for record in fresh:
+            state.jobs = [record for record in state.jobs if record.id not in queue.index]
+            for record in state.jobs:
                 self.capture.learned(state.queue, record.id, record.state)
-            state.jobs = fresh
-            restore_queue(host.core, state, self.capture.cache)
+            unreadable, strange = restore_queue(host.core, state, self.capture.cache)
+            for id in unreadable:
+                self.capture.learned(state.queue, id, UNKNOWN)
+        self._tell_strange(state.queue, unreadable, strange)
 
     # --- the lease ----------------------------------------------------------------------------------------------
 
     def _lease_loop(self) -> None:
+        trouble = ""
         while not self._stop.wait(self._lease_s / 3):
             try:
                 self._store.renew()
+            except StoreEmptiedError:
+                self._emptied.set()
+                self._wake.set()
             except LeaseLostError as error:
                 self._lose(error)
                 return
             except SnapshotUnavailableError:
                 # The writer tells the operator; without a store nobody else can take the lease either.
                 continue
+            except Exception as error:  # noqa: BLE001  # the lease must not end with this thread
+                if str(error) != trouble:
+                    trouble = str(error)
+                    self._host.warn("the lease could not be renewed", store=self._store.description, reason=trouble)
 
     def _lose(self, error: LeaseLostError) -> None:
         if not self.lost:
@@ -346,26 +588,49 @@ class Keeper:
 
     def close(self, timeout_s: float, *, handover: bool = False) -> bool:
         """
-        Write what is left, give the store up, end the threads. Blocks.
+        Write what is left, give the store up, end the threads. Blocks, but not for longer than it may.
 
         Returns:
-            Whether everything is stored.
+            Whether everything is stored, and with `handover` also handed over.
         """
-        saved = not self.lost and self.flush(timeout_s)
+        end = self._monotonic() + timeout_s
+        saved = self._save_rest(end)
         self._stop.set()
         self._wake.set()
         for thread in self._threads:
-            thread.join(timeout_s)
+            if thread is not threading.current_thread():
+                thread.join(max(end - self._monotonic(), 0.05))
+        with self._ending:
+            if self._threads and not self._writer_is_done:
+                # It hangs in the store, and gives it up once it comes back.
+                self._left_alone = True
+                return False
         if not self.lost:
-            with contextlib.suppress(SnapshotUnavailableError, LeaseLostError):
+            try:
                 self._store.release(handover=handover and saved)
+            except SnapshotError as error:
+                self._host.warn("the store was not released", store=self._store.description, reason=str(error))
+                saved = saved and not handover
         self._store.close()
         return saved
 
+    def _save_rest(self, end: float) -> bool:
+        """A store that is away at this very moment gets a few tries more: it may be restarting as we are."""
+        last_try = min(end, self._monotonic() + LAST_TRIES_S)
+        while not self.lost and not self._ended:
+            if self.flush(max(end - self._monotonic(), 0.05)):
+                return True
+            if self._monotonic() + FIRST_BACKOFF_S >= last_try:
+                return False
+            self._stop.wait(FIRST_BACKOFF_S)
+        return False
+
     def health(self) -> dict[str, Any]:
         """Unsaved changes, the last save, and what is wrong, if anything."""
-        with self._host.lock:
+        host = self._host
+        with host.lock:
             backlog = self.capture.backlog()
+            parked = sum(len(host.core.parked_jobs(queue)) for queue in host.core.queues.values())
         return {
             "unsaved_changes": backlog,
             "last_save_at": None
@@ -373,5 +638,12 @@ class Keeper:
             else datetime.fromtimestamp(self.last_save_ms / 1000, UTC),
             "store": self._store.description,
             "store_error": self._down_reason if self._down_since is not None else None,
-            "parked_jobs": sum(len(jobs) for jobs in self.parked.values()),
+            "parked_jobs": parked,
         }
+
+
+def _resolve(futures: list[Future[None]]) -> None:
+    for future in futures:
+        # Whoever waits may lose patience in another thread at any moment.
+        with contextlib.suppress(InvalidStateError):
+            future.set_result(None)

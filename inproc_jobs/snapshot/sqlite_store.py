@@ -10,6 +10,7 @@ file still stops whoever has lost the lock by accident.
 from __future__ import annotations
 
 import contextlib
+import os
 import sqlite3
 import threading
 from collections.abc import Iterator
@@ -56,6 +57,7 @@ _encode: Final = msgspec.msgpack.Encoder().encode
 _read_job: Final = msgspec.msgpack.Decoder(JobRecord).decode
 _read_meta: Final = msgspec.msgpack.Decoder(MetaRecord).decode
 _PARTS: Final[dict[str, Any]] = {"key": KeyRecord, "parked": ParkedRecord, "scheduler": SchedulerRecord}
+_PART_JOBS: Final = 2_000
 _NO_META: Final = MetaRecord(0, None, False, None, None, None, 0, 0, {})
 
 
@@ -67,13 +69,19 @@ class SqliteStore:
         path: The file, made when missing.
         timeout_ms: Patience with somebody who reads the file at the same time.
         lease_ms: Without meaning here; part of the port.
+
+    Attributes:
+        warnings: What cannot be read and was left alone.
+        limits: Without meaning here; part of the port.
     """
 
     def __init__(self, path: str, *, timeout_ms: int, lease_ms: int) -> None:
         self.description = f"SQLite file {path}"
-        self._path = path
+        self.warnings: list[str] = []
+        self.limits: dict[str, tuple[int, float]] = {}
+        self._path = os.path.realpath(path)  # two names of one file must have one lock
         self._timeout_s = timeout_ms / 1000
-        self._lock = FileLock(f"{path}.lock")
+        self._lock = FileLock(f"{self._path}.lock")
         self._connection: sqlite3.Connection | None = None
         self._guard = threading.Lock()
         self._fence = 0
@@ -108,6 +116,7 @@ class SqliteStore:
     def _open(self) -> None:
         db = sqlite3.connect(self._path, timeout=self._timeout_s, isolation_level=None, check_same_thread=False)
         self._connection = db
+        _OPEN[id(self)] = db
         kind = db.execute("pragma application_id").fetchone()[0]
         layout = db.execute("pragma user_version").fetchone()[0]
         empty = db.execute("select count(*) from sqlite_master").fetchone()[0] == 0
@@ -120,7 +129,7 @@ class SqliteStore:
                 f"{self._path} has layout {layout}, newer than {LAYOUT}; nothing was touched, use the newer version of "
                 "inproc_jobs that wrote it"
             )
-        db.execute("pragma journal_mode = wal")
+        db.execute("pragma journal_mode = wal")  # where it cannot be (a network drive), the old journal does
         db.execute("pragma synchronous = full")
         db.executescript(_SCHEMA)
         db.execute(f"pragma application_id = {_APPLICATION_ID}")
@@ -142,6 +151,7 @@ class SqliteStore:
                 with contextlib.suppress(sqlite3.Error):
                     self._connection.close()
                 self._connection = None
+                _OPEN.pop(id(self), None)
         self._lock.release()
 
     # --- reading ------------------------------------------------------------------------------------------------
@@ -152,30 +162,55 @@ class SqliteStore:
             names = [row[0] for row in self._db.execute("select name from queues union select queue from jobs")]
         for name in names:
             with self._errors(), self._guard:
-                state = self._load_queue(name)
-            yield state
+                state = self._load_frame(name)
+                rows = self._db.execute("select id, state, record from jobs where queue = ? order by place", (name,))
+            first = True
+            while True:
+                with self._errors(), self._guard:
+                    some = rows.fetchmany(_PART_JOBS)
+                if not some and not first:
+                    break
+                for id, word, blob in some:
+                    self._load_job(state, id, word, blob)
+                yield state
+                state, first = QueueState(name, state.meta), False
 
-    def _load_queue(self, name: str) -> QueueState:
-        db = self._db
-        row = db.execute("select meta from queues where name = ?", (name,)).fetchone()
-        state = QueueState(name, _NO_META if row is None else _read_meta(row[0]))
-        query = "select id, record from jobs where queue = ? order by place"
-        for id, blob in db.execute(query, (name,)):
-            try:
-                state.jobs.append(_read_job(blob))
-            except (msgspec.DecodeError, msgspec.ValidationError) as error:
-                state.unreadable[id] = str(error)
-        for kind, id, blob in db.execute("select kind, id, record from parts where queue = ?", (name,)):
+    def _load_frame(self, name: str) -> QueueState:
+        """A queue without its jobs."""
+        row = self._db.execute("select meta from queues where name = ?", (name,)).fetchone()
+        state = QueueState(name, _NO_META if row is None else self._load_meta(name, row[0]))
+        for kind, id, blob in self._db.execute("select kind, id, record from parts where queue = ?", (name,)):
             self._load_part(state, kind, id, blob)
         self._ends[name] = self._read_ends(name)
         return state
 
+    def _load_meta(self, name: str, blob: Any) -> MetaRecord:
+        try:
+            meta: MetaRecord = _read_meta(blob)
+        except (msgspec.DecodeError, TypeError) as error:
+            # Without its counter the next id could be one that is taken.
+            raise SnapshotLayoutError(
+                f"{self.description} is damaged: the settings of queue {name!r} cannot be read ({error}); nothing was "
+                "touched, restore the file from a backup"
+            ) from error
+        return meta
+
     @staticmethod
-    def _load_part(state: QueueState, kind: str, id: str, blob: bytes) -> None:
+    def _load_job(state: QueueState, id: str, word: str, blob: Any) -> None:
+        try:
+            record = _read_job(blob)
+            if (record.id, record.state) != (id, word):
+                raise ValueError(f"it says that it is {record.id!r}, {record.state}, and stands as {id!r}, {word}")
+        except (msgspec.DecodeError, TypeError, ValueError) as error:
+            state.unreadable[id] = str(error)
+        else:
+            state.jobs.append(record)
+
+    def _load_part(self, state: QueueState, kind: str, id: str, blob: Any) -> None:
         try:
             record = msgspec.msgpack.decode(blob, type=_PARTS[kind])
-        except (msgspec.DecodeError, msgspec.ValidationError, KeyError) as error:
-            state.unreadable[f"{kind} {id}"] = str(error)
+        except (msgspec.DecodeError, TypeError, KeyError) as error:
+            self.warnings.append(f"{kind} {id!r} of queue {state.queue!r} cannot be read and was left alone: {error}")
             return
         homes: dict[str, dict[str, Any]] = {"key": state.keys, "parked": state.parked, "scheduler": state.schedulers}
         homes[kind][id] = record
@@ -245,13 +280,18 @@ class SqliteStore:
         db = self._db
         ends = {queue: list(pair) for queue, pair in self._ends.items()}
         db.execute("begin immediate")
+        committing = False
         try:
             yield db
+            committing = True
             db.execute("commit")
-        except BaseException:
+        except BaseException as error:
             self._ends = ends
             with contextlib.suppress(sqlite3.Error):
                 db.execute("rollback")
+            if committing and isinstance(error, sqlite3.Error):
+                # A disk that failed while it was told to keep all of it may have kept it.
+                raise SnapshotUnavailableError(f"{self.description}: {error}", outcome="unknown") from error
             raise
 
     @contextlib.contextmanager
@@ -262,7 +302,23 @@ class SqliteStore:
         except sqlite3.OperationalError as error:
             # Locked, full, read-only, unreadable disk: the transaction was rolled back, so nothing of it is there.
             raise SnapshotUnavailableError(f"{self.description}: {error}") from error
+        except sqlite3.ProgrammingError as error:
+            raise SnapshotUnavailableError(f"{self.description} is closed: {error}") from error
         except sqlite3.DatabaseError as error:
             raise SnapshotLayoutError(
                 f"{self.description} is damaged or no database: {error}; nothing was touched"
             ) from error
+
+
+_OPEN: Final[dict[int, sqlite3.Connection]] = {}
+_OF_PARENTS: Final[list[sqlite3.Connection]] = []
+"""Connections that a fork has copied. SQLite forbids their use in the child, and closing one is a use."""
+
+
+def _after_fork() -> None:
+    _OF_PARENTS.extend(_OPEN.values())
+    _OPEN.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

@@ -39,6 +39,10 @@ class Store(Protocol):
 
     description: str
     """For messages: "Redis at localhost:6379/0", "SQLite file jobs.db"; no password in it."""
+    warnings: list[str]
+    """What the operator should know about the store, found while it was acquired and loaded."""
+    limits: dict[str, tuple[int, float]]
+    """Queue -> (max, duration ms) of its workers, for a store that shows them to others."""
 
     def acquire(self, owner: Owner) -> int:
         """

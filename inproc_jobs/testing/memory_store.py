@@ -62,6 +62,8 @@ class MemoryStore:
     description = "memory"
 
     def __init__(self, snapshot: MemorySnapshot) -> None:
+        self.warnings: list[str] = []
+        self.limits: dict[str, tuple[int, float]] = {}
         self._snapshot = snapshot
         self._fence = 0
 
