@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["next_match", "next_match_ms"]
 
 _SECONDS = re.compile(r"(?:(?P<all>\*)|(?P<first>\d{1,2})(?:-(?P<last>\d{1,2}))?)(?:/(?P<step>\d{1,2}))?", re.ASCII)
+_EVERY_NTH = re.compile(r"(?<![^,])\*/")
 _ALIASES = {
     "@yearly": "0 0 1 1 *",
     "@annually": "0 0 1 1 *",
@@ -58,14 +59,20 @@ def next_match_ms(pattern: str, tz: str | None, after_ms: int) -> int | None:
 
     >>> next_match_ms("0 9 * * *", "America/New_York", 1_700_000_000_123)
     1700056800000
+    >>> next_match_ms("0 0 */2 * MON", None, 1_700_000_000_123) == next_match_ms("0 0 15 * *", None, 1_700_000_000_123)
+    True
     """
     zone = _zone(tz)
-    text = _ALIASES.get(pattern.strip().lower(), pattern).replace("?", "*")
-    fields = text.split()
+    fields = _ALIASES.get(pattern.strip().lower(), pattern).replace("?", "*").split()
+    if len(fields) in {5, 6}:
+        # cronsim, like Debian's cron, takes a day field that begins with a star for one that leaves the choice to the
+        # other; for BullMQ two restricted ones mean "either".
+        fields[-3] = _EVERY_NTH.sub("1-31/", fields[-3])
+        fields[-1] = _EVERY_NTH.sub("0-6/", fields[-1])
     # Six fields are five and a list of seconds: cronsim takes its care for days on which the clock is changed only
     # where it is told five.
     seconds = _seconds_of(fields[0], pattern) if len(fields) == 6 else (0,)
-    minutes = _matches(" ".join(fields[1:]) if len(fields) == 6 else text, pattern, zone, after_ms - 60_000)
+    minutes = _matches(" ".join(fields[1:] if len(fields) == 6 else fields), pattern, zone, after_ms - 60_000)
     for minute_ms in minutes:
         for second in seconds:
             moment = minute_ms + second * 1000
@@ -83,7 +90,22 @@ def _matches(text: str, pattern: str, zone: tzinfo, after_ms: int) -> Iterator[i
         matches = CronSim(text, datetime.fromtimestamp(after_ms / 1000, zone))
     except CronSimError as error:
         raise _refusal(pattern, str(error)) from error
-    return (round(match.timestamp() * 1000) for match in matches)
+    for match in matches:
+        # A time that a clock has skipped is made up for when the gap is over; not so a whole day that a zone has
+        # skipped, since on the day after it the same time comes anyway.
+        if match.hour in matches.hours or not _follows_a_missing_day(match):
+            yield round(match.timestamp() * 1000)
+
+
+def _follows_a_missing_day(match: datetime) -> bool:
+    """
+    Whether the local date jumped over a day right before a moment.
+
+    >>> _follows_a_missing_day(datetime(2011, 12, 31, tzinfo=ZoneInfo("Pacific/Apia")))
+    True
+    """
+    before = datetime.fromtimestamp(match.timestamp() - 1, match.tzinfo)
+    return (match.date() - before.date()).days > 1
 
 
 def _refusal(pattern: str, reason: str) -> InvalidOptionError:

@@ -11,7 +11,7 @@ from tests.conformance.replay import differences, main, pairs, replay
 from tests.conformance.run import Run
 
 DATA = Path(__file__).parent / "data"
-RECORDED = list(pairs(DATA))
+RECORDED = [*pairs(DATA), *pairs(DATA / "more")]
 
 
 @pytest.mark.parametrize(("scenario", "trace"), RECORDED, ids=[scenario["name"] for scenario, _ in RECORDED])
