@@ -360,8 +360,13 @@ class DispatchingEngine(KeptEngine):
     def submit_many_sync(
         self, job: JobDefinition[Any, Any], jobs: Iterable[tuple[Any, DispatchOptions | None]]
     ) -> list[DispatchedJob[Any]]:
-        """As `submit_many`, from any thread."""
-        return [receipt for some in self._bulk(job, jobs) for receipt in some]
+        """As `submit_many`, from any thread, and as `submit_sync` with a store that has to be waited for."""
+        if self.hold:
+            self.refuse_in_loop("dispatch_many_sync with a write_through snapshot", "await job.dispatch_many()")
+        receipts = [receipt for some in self._bulk(job, jobs) for receipt in some]
+        if self.hold:
+            self.settle_sync(receipts)
+        return receipts
 
     def _bulk(
         self, job: JobDefinition[Any, Any], jobs: Iterable[tuple[Any, DispatchOptions | None]]

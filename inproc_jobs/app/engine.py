@@ -215,8 +215,9 @@ class Engine(DispatchingEngine):
         Raises:
             InvalidOptionError, InvalidPayloadError: Refused; nothing has changed.
             JobSchedulerError: Jobs of the schedule take the ids of its next runs.
+            SnapshotUnavailableError: A write_through snapshot could not store it; it runs in memory all the same.
         """
-        return self.schedule_sync(
+        view = self.schedule_sync(
             id,
             job,
             payload,
@@ -229,6 +230,9 @@ class Engine(DispatchingEngine):
             immediately=immediately,
             catch_up=catch_up,
         )
+        if self.hold:
+            await self.settle_schedule(job.queue or self.default_queue, id)
+        return view
 
     def schedule_sync(
         self,
@@ -245,7 +249,7 @@ class Engine(DispatchingEngine):
         immediately: bool = False,
         catch_up: CatchUp = "once",
     ) -> ScheduleView | None:
-        """As `schedule`, from any thread."""
+        """As `schedule`, from any thread; does not wait for a store."""
         if not self.takes_dispatches:
             self.refuse_dispatch()
         plan = self._plans.get(job) or self._plan(job)

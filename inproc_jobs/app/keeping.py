@@ -238,6 +238,21 @@ class KeptEngine(HostedEngine):
                     futures.append(keeper.wait_stored(queue, job, duplicate=receipt.duplicate))
         return [future for future in futures if future is not None]
 
+    async def settle_schedule(self, queue: str, id: str) -> None:
+        """
+        Return once a schedule and its pending run are stored.
+
+        Raises:
+            SnapshotUnavailableError: They could not be; they are in memory all the same, and written later.
+        """
+        keeper = self._keeper
+        if keeper is None:
+            return
+        with self.runtime.lock:
+            future = keeper.wait_told(self.runtime.core.queue(queue), id)
+        if future is not None:
+            await asyncio.wrap_future(future)
+
     def snapshot_health(self) -> dict[str, Any]:
         """How the snapshot is; Nones without one."""
         if self._keeper is None:

@@ -35,13 +35,17 @@ class QueueView:
         name: Its name.
     """
 
-    __slots__ = ("_engine", "_worker", "name", "record")
+    __slots__ = ("_engine", "_worker", "name")
 
     def __init__(self, engine: Engine, worker: QueueWorker) -> None:
         self._engine = engine
         self._worker = worker
-        self.record: Queue = worker.queue
         self.name: str = worker.queue.name
+
+    @property
+    def record(self) -> Queue:
+        """The core's record; another one after a restart on a snapshot."""
+        return self._worker.queue
 
     def __repr__(self) -> str:
         return f"<QueueView {self.name!r} {self.counts()}>"
@@ -110,8 +114,14 @@ class QueueView:
         return self.record.paused
 
     def parked(self) -> list[JobView]:
-        """Jobs from a store whose handler is missing; empty without a snapshot."""
-        return []
+        """
+        Jobs from a snapshot that are not run: nobody has defined their name in this process, or nobody can read them
+        (those have the name "(unreadable)", the reason in `failed_reason`, and no state). Empty without a snapshot.
+
+        Defining the name releases the former; removing an unreadable one removes it from the store. Cost: O(parked).
+        """
+        with self._engine.runtime.lock:
+            return [JobView(job, self.name) for job in self._engine.runtime.core.parked_jobs(self.record)]
 
     def schedules(self) -> list[ScheduleView]:
         """The schedules of this queue, by the moment of their pending run."""

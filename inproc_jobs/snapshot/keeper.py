@@ -278,6 +278,20 @@ class Keeper:
         self._wake.set()
         return future
 
+    def wait_told(self, queue: Queue, schedule: str) -> Future[None] | None:
+        """As `wait_stored`, for a schedule with its pending run; failure takes nothing back. Lock held."""
+        one = queue.schedulers.get(schedule)
+        id = "" if one is None else f"repeat:{schedule}:{one.next_ms}"
+        if not self.capture.is_pending(queue, id, None):
+            return None
+        future: Future[None] = Future()
+        if self._ended:
+            future.set_exception(self._closed())
+        else:
+            self._duplicates.append((queue, id, None, future))
+        self._wake.set()
+        return future
+
     def _is_over(self, queue: Queue, awaited: Job | Candidate) -> bool:
         """Whether there is nothing left to wait for: it is stored, or what has taken its place is, or it is gone."""
         one: Job | Candidate = awaited
