@@ -67,7 +67,10 @@ class FinishingFloor(FetchingFloor):
         extra = job.extra
         if extra is not None and extra.children is not None:
             self._check_children(job)
-        self._release_lock(queue, job, token, "moveToFinished", now_ms)
+        if queue.locks.get(id) is token and not queue.lock_until_ms and not queue.stalled_ids:
+            del queue.locks[id]  # `_release_lock` where nothing can be wrong
+        else:
+            self._release_lock(queue, job, token, "moveToFinished", now_ms)
         if job.state is not ACTIVE:
             self._need_active(job, "moveToFinished")
         job.finished_on = now_ms
