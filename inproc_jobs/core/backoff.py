@@ -65,7 +65,9 @@ def next_delay_ms(backoff: Backoff, attempts_made: int, draw: float) -> float:
         # An exponent of 64 is beyond any time that can be stored; floats would overflow near 1,024.
         base = math.floor(2.0 ** min(attempts_made - 1, 64) * base + 0.5) if base else base
     if backoff.jitter > 0:
-        base = math.floor(draw * base * backoff.jitter + base * (1 - backoff.jitter))
+        drawn = math.floor(draw * base * backoff.jitter + base * (1 - backoff.jitter))
+        # The largest draws round up to the delay itself, of which something is to be taken off.
+        base = min(drawn, math.ceil(base) - 1) if base > 0 else drawn
     if backoff.max_delay_ms is not None:
         base = min(base, backoff.max_delay_ms)
     return base

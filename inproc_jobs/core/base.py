@@ -2,8 +2,8 @@
 The ground floor of `Core`: queues, events, and the one method that moves a job from state to state.
 
 `Core` is built in floors, each a module and a class that only uses the floors below it:
-base -> flows -> removal -> deduplication -> adding -> trees -> fetching -> finishing -> changing ->
-administration -> schedulers -> reading -> driving -> restoring -> core.
+base -> flows -> removal -> deduplication -> adding -> trees -> fetching -> retention -> finishing ->
+changing -> administration -> schedulers -> reading -> driving -> restoring -> core.
 """
 
 from __future__ import annotations

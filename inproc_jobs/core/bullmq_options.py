@@ -9,11 +9,12 @@ a stricter reader and does not come here. A dict is what JavaScript would have: 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, TypeGuard
+from collections.abc import Mapping
+from typing import Any, Final
 
 import msgspec
 
+from inproc_jobs.core.javascript import is_number, number, parse_int, through_lua, truthy, truthy_in_lua
 from inproc_jobs.core.job import LIFO, OLD_MARKER, ParentLink, Repeat
 from inproc_jobs.core.options import Backoff, Deduplication, JobOptions, Limiter, Retention, WorkerOptions
 from inproc_jobs.core.trees import NewJob
@@ -25,7 +26,6 @@ __all__ = [
     "check_new_id",
     "job_opts",
     "merge",
-    "parse_flows",
     "parse_job",
     "parse_repeat",
     "parse_worker",
@@ -101,7 +101,7 @@ def parse_job(
     kept = stored(opts)
     delay = kept.get("delay", 0)
     id = opts.get("jobId") or ""
-    flags = LIFO if _truthy_in_lua(kept.get("lifo")) else 0
+    flags = LIFO if truthy_in_lua(kept.get("lifo")) else 0
     timestamp = opts.get("timestamp")
     return NewJob(
         queue=queue,
@@ -109,9 +109,9 @@ def parse_job(
         data=data,
         opts=read_options(kept),
         id=id,
-        delay=delay if _is_number(delay) else 0,
+        delay=delay if is_number(delay) else 0,
         priority=kept.get("priority") or 0,
-        timestamp=timestamp if _is_number(timestamp) and timestamp else now_ms,  # type: ignore[arg-type]  # may be a fraction
+        timestamp=timestamp if is_number(timestamp) and timestamp else now_ms,  # type: ignore[arg-type]  # may be a fraction
         flags=flags | (OLD_MARKER if id.startswith("0:") else 0),
         deduplication=_deduplication(kept.get("deduplication")),
         parent=_parent_link(parent, opts, prefix) if parent else None,
@@ -122,30 +122,30 @@ def parse_job(
 def _check(name: str, data: bytes, opts: Mapping[str, Any], *, has_parent: bool) -> None:
     """BullMQ's `validateOptions`, in its order."""
     limit = opts.get("sizeLimit")
-    if _truthy(limit) and len(data) > _number(limit):
+    if truthy(limit) and len(data) > number(limit):
         raise InvalidOptionError(f"The size of job {name} exceeds the limit {limit} bytes", option="sizeLimit")
-    chosen = [policy for policy in _POLICIES if _truthy(opts.get(policy))]
+    chosen = [policy for policy in _POLICIES if truthy(opts.get(policy))]
     if len(chosen) > 1:
         raise InvalidOptionError(f"The following options cannot be used together: {', '.join(chosen)}")
     _check_id(opts.get("jobId"))
     priority = opts.get("priority")
-    if _truthy(priority):
-        if not _is_number(priority) or math.trunc(priority) != priority:
+    if truthy(priority):
+        if not is_number(priority) or math.trunc(priority) != priority:
             raise InvalidOptionError("Priority should not be float", option="priority", value=priority)
         if priority > PRIORITY_LIMIT:
             raise InvalidOptionError(
                 f"Priority should be between 0 and {PRIORITY_LIMIT}", option="priority", value=priority
             )
     deduplication = opts.get("deduplication")
-    if _truthy(deduplication):
-        if not isinstance(deduplication, Mapping) or not _truthy(deduplication.get("id")):
+    if truthy(deduplication):
+        if not isinstance(deduplication, Mapping) or not truthy(deduplication.get("id")):
             raise InvalidOptionError("Deduplication id must be provided", option="deduplication")
         if has_parent:
             raise InvalidOptionError("Deduplication and parent options cannot be used together")
     check_debounce(opts)
     backoff = opts.get("backoff")
     jitter = backoff.get("jitter") if isinstance(backoff, Mapping) else None
-    if _is_number(jitter) and not 0 <= jitter <= 1:
+    if is_number(jitter) and not 0 <= jitter <= 1:
         raise InvalidOptionError("Jitter should be between 0 and 1", option="backoff", value=jitter)
 
 
@@ -161,40 +161,18 @@ def check_debounce(opts: Mapping[str, Any]) -> None:
 
 
 def _check_id(id: Any) -> None:
-    if not _truthy(id):
+    if not truthy(id):
         return
     if not isinstance(id, str):
         raise InvalidOptionTypeError("this.opts.jobId.includes is not a function", option="jobId", value=id)
-    if _parse_int(id) == id:
+    if parse_int(id) == id:
         raise InvalidOptionError("Custom Id cannot be integers", option="jobId", value=id)
     if ":" in id and id.count(":") != 2:
         raise InvalidOptionError("Custom Id cannot contain :", option="jobId", value=id)
 
 
-def _parse_int(text: str) -> str:
-    """JavaScript's `parseInt(text, 10)`, printed back."""
-    stripped = text.lstrip()
-    sign = stripped[:1] if stripped[:1] in {"+", "-"} else ""
-    digits = ""
-    for char in stripped[len(sign) :]:
-        if char not in "0123456789":
-            break
-        digits += char
-    if not digits:
-        return "NaN"
-    number = -int(digits) if sign == "-" else int(digits)
-    # From 10^21 JavaScript prints an exponent, so such an id is no integer to it.
-    return (
-        str(number)
-        if abs(number) < 2**53
-        else f"{float(number):.17g}"
-        if abs(number) >= 1e21
-        else str(int(float(number)))
-    )
-
-
 def _parent_link(parent: Mapping[str, Any], opts: Mapping[str, Any], prefix: str) -> ParentLink:
-    policy = next((short for long, short in _POLICIES.items() if _truthy(opts.get(long))), "")
+    policy = next((short for long, short in _POLICIES.items() if truthy(opts.get(long))), "")
     return ParentLink(str(parent.get("id")), str(parent.get("queue")).removeprefix(f"{prefix}:"), policy)
 
 
@@ -208,11 +186,11 @@ def stored(opts: Mapping[str, Any]) -> dict[str, Any]:
     """
     kept: dict[str, Any] = {"attempts": 0, **opts}
     backoff = kept.pop("backoff", None)
-    if _is_number(backoff) and math.isfinite(backoff):
+    if is_number(backoff) and math.isfinite(backoff):
         kept["backoff"] = {"type": "fixed", "delay": backoff}
-    elif _truthy(backoff):
+    elif truthy(backoff):
         kept["backoff"] = backoff
-    result: dict[str, Any] = _through_lua(kept)
+    result: dict[str, Any] = through_lua(kept)
     result.setdefault("attempts", 0)
     return result
 
@@ -222,50 +200,36 @@ def job_opts(given: Mapping[str, Any], **more: Any) -> dict[str, Any]:
     return {key: value for key, value in {**given, **more}.items() if key not in _NOT_SHOWN}
 
 
-def _through_lua(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _through_lua(item) for key, item in value.items() if item is not None}
-    if isinstance(value, (list, tuple)):
-        items = [_through_lua(item) for item in value]
-        while items and items[-1] is None:
-            items.pop()  # a table of Lua ends where the nulls begin
-        return items or {}
-    if isinstance(value, float) or (isinstance(value, int) and abs(value) >= 10**14 and not isinstance(value, bool)):
-        short = float(f"{value:.14g}")
-        return int(short) if short.is_integer() else short
-    return value
-
-
 def read_options(kept: dict[str, Any]) -> JobOptions:
     """The options record of options as they are stored."""
     keep_logs, limit, traces = kept.get("keepLogs"), kept.get("sizeLimit"), kept.get("stackTraceLimit")
     return JobOptions(
-        attempts=_number(kept.get("attempts", 0)),  # type: ignore[arg-type]  # a fraction is compared like any number
+        attempts=number(kept.get("attempts", 0)),  # type: ignore[arg-type]  # a fraction is compared like any number
         backoff=_backoff(kept.get("backoff")),
-        lifo=_truthy(kept.get("lifo")),
+        lifo=truthy(kept.get("lifo")),
         remove_on_complete=_retention(kept.get("removeOnComplete")),
         remove_on_fail=_retention(kept.get("removeOnFail")),
-        keep_logs=int(keep_logs) if _is_number(keep_logs) else None,
-        size_limit=int(limit) if _is_number(limit) else None,
-        stack_trace_limit=int(traces) if _is_number(traces) else None,
-        fail_parent=_truthy(kept.get("failParentOnFailure")),
-        continue_parent=_truthy(kept.get("continueParentOnFailure")),
-        ignore_dependency=_truthy(kept.get("ignoreDependencyOnFailure")),
-        remove_dependency=_truthy(kept.get("removeDependencyOnFailure")),
+        keep_logs=int(keep_logs) if is_number(keep_logs) else None,
+        size_limit=int(limit) if is_number(limit) else None,
+        stack_trace_limit=int(traces) if is_number(traces) else None,
+        fail_parent=truthy(kept.get("failParentOnFailure")),
+        continue_parent=truthy(kept.get("continueParentOnFailure")),
+        ignore_dependency=truthy(kept.get("ignoreDependencyOnFailure")),
+        remove_dependency=truthy(kept.get("removeDependencyOnFailure")),
         given=kept,
     )
 
 
 def _backoff(value: Any) -> Backoff | None:
-    if not _truthy(value):
+    if not truthy(value):
         return None
     if not isinstance(value, Mapping):
         return Backoff(type="undefined")
     delay, jitter = value.get("delay"), value.get("jitter", 0)
     return Backoff(
         type=str(value.get("type", "undefined")),
-        delay_ms=None if delay is None else _number(delay),
-        jitter=jitter if _is_number(jitter) else 0,
+        delay_ms=None if delay is None else number(delay),
+        jitter=jitter if is_number(jitter) else 0,
     )
 
 
@@ -276,30 +240,30 @@ def _retention(value: Any) -> Retention | None:
         count, age, limit = value.get("count"), value.get("age"), value.get("limit")
         return Retention(
             count=_bound(count),
-            age_s=_number(age) if age is not None else None,
-            limit=int(limit) if _is_number(limit) else 1000,
+            age_s=number(age) if age is not None else None,
+            limit=int(limit) if is_number(limit) else 1000,
         )
-    if _is_number(value):
+    if is_number(value):
         return Retention(count=_bound(value))
-    return Retention(count=0 if _truthy(value) else None)
+    return Retention(count=0 if truthy(value) else None)
 
 
 def _bound(count: Any) -> int | None:
     """A count of 0 or more; a negative one keeps all."""
-    return int(count) if _is_number(count) and count >= 0 else None
+    return int(count) if is_number(count) and count >= 0 else None
 
 
 def _deduplication(value: Any) -> Deduplication | None:
-    if not isinstance(value, Mapping) or not _truthy(value.get("id")):
+    if not isinstance(value, Mapping) or not truthy(value.get("id")):
         return None
     ttl = value.get("ttl")
     return Deduplication(
         id=str(value["id"]),
-        ttl_ms=ttl if _is_number(ttl) else 0,
-        extend=_truthy_in_lua(value.get("extend")),
-        replace=_truthy_in_lua(value.get("replace")),
-        reschedule=_truthy_in_lua(value.get("reschedule")),
-        keep_last=_truthy_in_lua(value.get("keepLastIfActive")),
+        ttl_ms=ttl if is_number(ttl) else 0,
+        extend=truthy_in_lua(value.get("extend")),
+        replace=truthy_in_lua(value.get("replace")),
+        reschedule=truthy_in_lua(value.get("reschedule")),
+        keep_last=truthy_in_lua(value.get("keepLastIfActive")),
     )
 
 
@@ -330,138 +294,33 @@ def parse_repeat(repeat: Mapping[str, Any], opts: Mapping[str, Any], now_ms: int
         InvalidOptionError: With BullMQ's words, in BullMQ's order of checks. Nothing has changed.
     """
     every, pattern, end = repeat.get("every"), repeat.get("pattern"), repeat.get("endDate")
-    if _truthy(end) and _number(end) < now_ms:
+    if truthy(end) and number(end) < now_ms:
         raise InvalidOptionError("End date must be greater than current timestamp", option="endDate", value=end)
-    if _truthy(pattern) and _truthy(every):
+    if truthy(pattern) and truthy(every):
         raise InvalidOptionError("Both .pattern and .every options are defined for this repeatable job")
-    if not _truthy(pattern) and not _truthy(every):
+    if not truthy(pattern) and not truthy(every):
         raise InvalidOptionError("Either .pattern or .every options must be defined for this repeatable job")
-    if _truthy(repeat.get("immediately")) and _truthy(repeat.get("startDate")):
+    if truthy(repeat.get("immediately")) and truthy(repeat.get("startDate")):
         raise InvalidOptionError("Both .immediately and .startDate options are defined for this repeatable job")
     check_debounce(opts)
     # The first iteration goes in as it was given; what is added to every job is added when it is read.
-    template = _through_lua(opts)
+    template = through_lua(opts)
     kept = {key: value for key, value in template.items() if key != "jobId"}
     deduplication = kept.get("deduplication")
     plan = Repeat(
-        every=_number(every) if _truthy(every) else None,
-        pattern=pattern if _truthy(pattern) else None,
+        every=number(every) if truthy(every) else None,
+        pattern=pattern if truthy(pattern) else None,
         tz=repeat.get("tz"),
         # JavaScript compares null as 0, so a null forbids the first iteration.
         limit=repeat["limit"] or 0 if "limit" in repeat else None,
         start_ms=repeat.get("startDate"),
         end_ms=end,
         offset=repeat.get("offset"),
-        immediately=_truthy(repeat.get("immediately")),
+        immediately=truthy(repeat.get("immediately")),
         priority=kept.get("priority") or 0,
         deduplication_id=str(deduplication["id"])
         if isinstance(deduplication, dict) and "id" in deduplication
         else None,
-        lifo=_truthy_in_lua(kept.get("lifo")),
+        lifo=truthy_in_lua(kept.get("lifo")),
     )
     return Schedule(plan, read_options(stored(kept)), template)
-
-
-# --- JavaScript ---------------------------------------------------------------------------------------------------
-
-
-def _is_number(value: Any) -> TypeGuard[float]:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def _truthy(value: Any) -> bool:
-    """JavaScript's truth: empty lists and objects count as true."""
-    if value is None or value is False or value == "":
-        return False
-    return not (_is_number(value) and (value == 0 or math.isnan(value)))
-
-
-def _truthy_in_lua(value: Any) -> bool:
-    """Lua's truth: everything but nil and false."""
-    return value is not None and value is not False
-
-
-def _number(value: Any) -> float:
-    """JavaScript's `Number(value)` for what options hold; what is no number is NaN."""
-    if isinstance(value, (bool, int, float)):
-        return +value
-    if isinstance(value, str):
-        try:
-            number = float(value or 0)
-        except ValueError:
-            return math.nan
-        return int(number) if number.is_integer() else number
-    return math.nan
-
-
-# --- flows --------------------------------------------------------------------------------------------------------
-
-
-def parse_flows(
-    trees: Sequence[Mapping[str, Any]],
-    now_ms: int,
-    *,
-    prefix: str = "bull",
-    defaults: Mapping[str, Any] | None = None,
-    encode: Callable[[Mapping[str, Any]], bytes],
-    new_id: Callable[[], str],
-) -> list[NewJob]:
-    """
-    Read whole trees of flow nodes, level by level, parents before children.
-
-    Args:
-        trees: `{name, queueName, data, opts, children}`.
-        defaults: `queuesOptions`: queue name -> `{defaultJobOptions}`.
-        encode: The payload of a node as JSON text.
-        new_id: Makes the id of a node that gives none.
-
-    Raises:
-        InvalidOptionError: With BullMQ's words. Nothing has changed.
-    """
-    _check_parents(trees)
-    level: list[tuple[Mapping[str, Any], Mapping[str, Any] | None]] = [
-        (tree, (tree.get("opts") or {}).get("parent")) for tree in trees
-    ]
-    jobs: list[NewJob] = []
-    while level:
-        below: list[tuple[Mapping[str, Any], Mapping[str, Any] | None]] = []
-        for node, parent in level:
-            job = _parse_node(node, parent, now_ms, prefix, defaults or {}, encode, new_id)
-            jobs.append(job)
-            link = {"id": job.id, "queue": f"{prefix}:{job.queue}"}
-            below += [(child, link) for child in node.get("children") or ()]
-        level = below
-    return jobs
-
-
-def _parse_node(
-    node: Mapping[str, Any],
-    parent: Mapping[str, Any] | None,
-    now_ms: int,
-    prefix: str,
-    defaults: Mapping[str, Any],
-    encode: Callable[[Mapping[str, Any]], bytes],
-    new_id: Callable[[], str],
-) -> NewJob:
-    queue = node["queueName"]
-    own = (defaults.get(queue) or {}).get("defaultJobOptions") or {}
-    opts = {**own, **(node.get("opts") or {})}
-    opts.pop("parent", None)
-    if parent:
-        opts["parent"] = parent
-        deduplication = opts.get("deduplication")
-        if isinstance(deduplication, Mapping) and _truthy(deduplication.get("keepLastIfActive")):
-            raise InvalidOptionError("keepLastIfActive deduplication cannot be used on flow nodes with a parent")
-    job = parse_job(queue, node["name"], encode(node), opts, now_ms, prefix=prefix)
-    job.id = (node.get("opts") or {}).get("jobId") or new_id()
-    job.has_children = bool(node.get("children"))
-    return job
-
-
-def _check_parents(trees: Sequence[Mapping[str, Any]]) -> None:
-    for node in trees:
-        children = node.get("children")
-        if children:
-            if _truthy((node.get("opts") or {}).get("deduplication")):
-                raise InvalidOptionError("Deduplication options cannot be used on flow nodes with children")
-            _check_parents(children)

@@ -84,7 +84,8 @@ class RestoringFloor(DrivingFloor):
         stalled = [job.id for job in reversed(list(queue.active)) if self._recover(queue, job, worker)]
         for id, key in list(queue.deduplication.items()):
             # Without a lifetime nobody would ever free it (case C32); with one it may outlive its job, as on BullMQ.
-            if key.owner not in queue.index and key.until_ms is None:
+            ended = key.until_ms is not None and key.until_ms <= now_ms
+            if ended or (key.owner not in queue.index and key.until_ms is None):
                 del queue.deduplication[id]
                 queue.parked.pop(id, None)
         if queue.history is not None:
