@@ -97,12 +97,13 @@ def parse_job(
         InvalidOptionError: With BullMQ's words, in BullMQ's order of checks. Nothing has changed.
     """
     parent = opts.get("parent")
-    _check(name, data, opts, has_parent=bool(parent))
+    _check(name, data, opts, has_parent=truthy(parent))
     kept = stored(opts)
     delay = kept.get("delay", 0)
     id = opts.get("jobId") or ""
     flags = LIFO if truthy_in_lua(kept.get("lifo")) else 0
-    timestamp = opts.get("timestamp")
+    timestamp = number(opts.get("timestamp"))
+    unheeded = 0 if is_number(delay) else number(delay)
     return NewJob(
         queue=queue,
         name=name,
@@ -111,11 +112,12 @@ def parse_job(
         id=id,
         delay=delay if is_number(delay) else 0,
         priority=kept.get("priority") or 0,
-        timestamp=timestamp if is_number(timestamp) and timestamp else now_ms,  # type: ignore[arg-type]  # may be a fraction
+        timestamp=timestamp if truthy(timestamp) else now_ms,  # type: ignore[arg-type]  # may be a fraction
         flags=flags | (OLD_MARKER if id.startswith("0:") else 0),
         deduplication=_deduplication(kept.get("deduplication")),
-        parent=_parent_link(parent, opts, prefix) if parent else None,
+        parent=_parent_link(parent, opts, prefix) if truthy(parent) else None,
         scheduler_id=opts.get("repeatJobKey"),
+        unheeded_delay=unheeded if truthy(unheeded) else 0,
     )
 
 
@@ -171,9 +173,11 @@ def _check_id(id: Any) -> None:
         raise InvalidOptionError("Custom Id cannot contain :", option="jobId", value=id)
 
 
-def _parent_link(parent: Mapping[str, Any], opts: Mapping[str, Any], prefix: str) -> ParentLink:
+def _parent_link(parent: Any, opts: Mapping[str, Any], prefix: str) -> ParentLink:
     policy = next((short for long, short in _POLICIES.items() if truthy(opts.get(long))), "")
-    return ParentLink(str(parent.get("id")), str(parent.get("queue")).removeprefix(f"{prefix}:"), policy)
+    fields = parent if isinstance(parent, Mapping) else {}
+    id, queue = (str(fields.get(key, "undefined")) for key in ("id", "queue"))
+    return ParentLink(id, queue.removeprefix(f"{prefix}:"), policy)
 
 
 # --- options ------------------------------------------------------------------------------------------------------
@@ -202,22 +206,27 @@ def job_opts(given: Mapping[str, Any], **more: Any) -> dict[str, Any]:
 
 def read_options(kept: dict[str, Any]) -> JobOptions:
     """The options record of options as they are stored."""
-    keep_logs, limit, traces = kept.get("keepLogs"), kept.get("sizeLimit"), kept.get("stackTraceLimit")
     return JobOptions(
         attempts=number(kept.get("attempts", 0)),  # type: ignore[arg-type]  # a fraction is compared like any number
         backoff=_backoff(kept.get("backoff")),
         lifo=truthy(kept.get("lifo")),
         remove_on_complete=_retention(kept.get("removeOnComplete")),
         remove_on_fail=_retention(kept.get("removeOnFail")),
-        keep_logs=int(keep_logs) if is_number(keep_logs) else None,
-        size_limit=int(limit) if is_number(limit) else None,
-        stack_trace_limit=int(traces) if is_number(traces) else None,
+        keep_logs=_whole(kept.get("keepLogs")),
+        size_limit=_whole(kept.get("sizeLimit")),
+        stack_trace_limit=_whole(kept.get("stackTraceLimit")),
         fail_parent=truthy(kept.get("failParentOnFailure")),
         continue_parent=truthy(kept.get("continueParentOnFailure")),
         ignore_dependency=truthy(kept.get("ignoreDependencyOnFailure")),
         remove_dependency=truthy(kept.get("removeDependencyOnFailure")),
         given=kept,
     )
+
+
+def _whole(value: Any) -> int | None:
+    """A number, or a text that is one, without its fraction."""
+    found = number(value) if isinstance(value, str) else value
+    return int(found) if is_number(found) and math.isfinite(found) else None
 
 
 def _backoff(value: Any) -> Backoff | None:

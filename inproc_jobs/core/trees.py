@@ -21,6 +21,7 @@ class NewJob(msgspec.Struct, kw_only=True):
 
     Attributes:
         scheduler_id: Scheduler it says it belongs to, which only programs in BullMQ's language can say.
+        unheeded_delay: A delay given as text, which BullMQ shows but does not obey.
     """
 
     queue: str
@@ -36,6 +37,7 @@ class NewJob(msgspec.Struct, kw_only=True):
     parent: ParentLink | None = None
     has_children: bool = False
     scheduler_id: str | None = None
+    unheeded_delay: float = 0
 
 
 class TreesFloor(AddingFloor):
@@ -59,8 +61,11 @@ class TreesFloor(AddingFloor):
             has_children=new.has_children,
             defer_release=defer_release,
         )
-        if new.scheduler_id is not None and isinstance(answer, Job):
-            answer.more().scheduler_id = new.scheduler_id
+        if isinstance(answer, Job):
+            if new.scheduler_id is not None:
+                answer.more().scheduler_id = new.scheduler_id
+            if new.unheeded_delay:
+                answer.delay = new.unheeded_delay
         return answer
 
     def add_flow(self, jobs: Sequence[NewJob], now_ms: int) -> list[Job | Duplicate | ParentJobError]:
