@@ -202,6 +202,10 @@ class DelaySet:
         """How many have an `order` below the given one."""
         return self._jobs.bisect_key_left(order)
 
+    def resort(self) -> None:
+        """The `order` of many has changed. Cost: O(n) where they moved alike, as then few runs are merged."""
+        self._jobs = SortedKeyList(list(self._jobs), key=attrgetter("order"))
+
 
 class ScoredSet:
     """Jobs by `order`, and among equals by the bytes of their ids, as in a Redis sorted set. Cost: O(log n) each."""

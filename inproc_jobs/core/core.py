@@ -43,13 +43,11 @@ class Core(RestoringFloor):
                 queue.stalled_check_until_ms += delta_ms
 
     def _shift_delayed(self, queue: Queue, delta_ms: int) -> None:
-        moved = [job for job in queue.delayed if not job.flags & ABSOLUTE_DUE]
-        for job in moved:
-            queue.delayed.discard(job)
-        for job in moved:
-            job.order += delta_ms << DUE_BITS
-            queue.delayed.add(job)
-            self._touch(queue, job.id)
+        for job in queue.delayed:
+            if not job.flags & ABSOLUTE_DUE:
+                job.order += delta_ms << DUE_BITS
+                self._touch(queue, job.id)
+        queue.delayed.resort()
 
     # --- invariants ---------------------------------------------------------------------------------------------
 
