@@ -43,9 +43,12 @@ class Core(RestoringFloor):
                 queue.stalled_check_until_ms += delta_ms
 
     def _shift_delayed(self, queue: Queue, delta_ms: int) -> None:
-        for job in queue.delayed:
-            if not job.flags & ABSOLUTE_DUE:
-                job.order += delta_ms << DUE_BITS
+        step = delta_ms << DUE_BITS
+        moved = [job for job in queue.delayed if not job.flags & ABSOLUTE_DUE]
+        for job in moved:
+            job.order += step
+        if queue.touched is not None:
+            for job in moved:
                 self._touch(queue, job.id)
         queue.delayed.resort()
 
