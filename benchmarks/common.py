@@ -109,16 +109,17 @@ class CollectionWatch:
     """The longest collection of the garbage collector while it is open."""
 
     def __init__(self) -> None:
-        self.longest_s = 0.0
-        self._collecting_since = 0.0
+        self.longest = {"collection_ms": 0.0, "collection_ms_by_cpu": 0.0}
+        self._since = (0.0, 0.0)
         gc.callbacks.append(self._on_collection)
 
     def _on_collection(self, phase: str, info: dict) -> None:
-        now = perf_counter()
+        now = (perf_counter(), process_time())
         if phase == "start":
-            self._collecting_since = now
-        else:
-            self.longest_s = max(self.longest_s, now - self._collecting_since)
+            self._since = now
+            return
+        for name, before, after in zip(self.longest, self._since, now, strict=True):
+            self.longest[name] = max(self.longest[name], (after - before) * 1000)
 
     def close(self) -> None:
         gc.callbacks.remove(self._on_collection)

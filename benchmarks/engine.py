@@ -102,7 +102,7 @@ async def delayed(n: int, more: int, rounds: int) -> Numbers:
             "bytes": (resident_bytes() - held) / n,
             "pause_ms": longest * 1000,
             "pause_ms_by_cpu": longest_cpu * 1000,
-            "collection_ms": collections.longest_s * 1000,
+            **collections.longest,
         }
         watch = Stopwatch()
         for i in range(n, n + more):

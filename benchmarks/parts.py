@@ -1,8 +1,8 @@
 """
-Where the time of a job goes: `python benchmarks/parts.py [--json FILE]`, in nanoseconds per job.
+Where the time of a job goes: `python benchmarks/parts.py [--json FILE]`, in nanoseconds of CPU time per job.
 
 Each part is done alone, over as many real jobs as the whole, and the best of several rounds counts. Some parts are in
-others (`encode` in `prepare`, `core.fetch` in `core.complete`). What is left over is the code between the parts, and
+others (`encode` in all but the coroutine, `core.fetch` in `core.complete`). What is left over is the code between the parts, and
 caches that a loop over one part keeps warmer than a job would. This is for those who make the engine faster; `run.py` says how fast it is.
 """
 
@@ -15,7 +15,7 @@ import json
 from collections.abc import Callable, Sequence
 from contextvars import copy_context
 from pathlib import Path
-from time import perf_counter_ns
+from time import process_time_ns
 from typing import Any
 
 from common import Gate, log_as_in_production, payload
@@ -33,7 +33,7 @@ Parts = dict[str, float]
 LIMIT_S = 60
 """A round that takes longer waits for jobs that will never end."""
 
-DISPATCH, RUN = "dispatch, whole", "run, whole"
+DISPATCH, DUPLICATE, RUN = "dispatch, whole", "duplicate dispatch, whole", "run, whole"
 PARTS_OF_DISPATCH = (
     "  payload, the caller's", "  find the engine", "  encode", "  lock", "  clock", "  core.add", "  receipt"
 )  # fmt: skip
@@ -76,14 +76,14 @@ class Bench:
 def each(items: Sequence[Any], call: Callable[[Any], object]) -> float:
     """Nanoseconds per item of a call, less those of the empty loop."""
     gc.collect()
-    before = perf_counter_ns()
+    before = process_time_ns()
     for item in items:
         call(item)
-    took = perf_counter_ns() - before
-    before = perf_counter_ns()
+    took = process_time_ns() - before
+    before = process_time_ns()
     for _item in items:
         pass
-    return (took - (perf_counter_ns() - before)) / len(items)
+    return (took - (process_time_ns() - before)) / len(items)
 
 
 def less_call(ns: float) -> float:
@@ -104,17 +104,17 @@ async def way_in(n: int) -> Parts:
 
     bench = Bench(n)
     gc.collect()
-    before = perf_counter_ns()
+    before = process_time_ns()
     await bench.dispatch_all()
-    parts[DISPATCH] = (perf_counter_ns() - before) / n
+    parts[DISPATCH] = (process_time_ns() - before) / n
     parts["  payload, the caller's"] = each(numbers, payload)
 
     job, runtime, engine = bench.job, bench.runtime, bench.engine
     parts["  find the engine"] = less_call(each(numbers, lambda _i: job._engine()))
     encode, values = job.handler.codec.encode, [payload(i) for i in numbers]
     parts["  encode"] = each(values, encode)
-    parts["  prepare, options and encode"] = less_call(
-        each(values, lambda value: engine.prepare(job, value, None, None, None, None, None, None, None, None))
+    parts["  all but the coroutine"] = less_call(
+        each(values, lambda value: engine.submit_plain(job, value, None, None))
     )
     lock = runtime.lock
     parts["  lock"] = less_call(each(numbers, lambda _i: _with(lock)))
@@ -126,6 +126,31 @@ async def way_in(n: int) -> Parts:
     parts["  core.add"] = less_call(each(numbers, lambda _i: add(queue, name, data, opts, now_ms)))
     parts["  receipt"] = less_call(
         each(numbers, lambda _i: DispatchedJob("1", name, "default", False, JobState.WAITING, stored, engine))
+    )
+    return parts
+
+
+async def again(n: int) -> Parts:
+    """`await job.dispatch(payload, job_id=...)` of an id that is alive, and what differs from other dispatches."""
+    parts: Parts = {}
+    numbers = range(n)
+    bench = Bench(n)
+    job, engine = bench.job, bench.engine
+    await job.dispatch(payload(0), job_id="job-1")
+    gc.collect()
+    before = process_time_ns()
+    for i in numbers:
+        await job.dispatch(payload(i), job_id="job-1")
+    parts[DUPLICATE] = (process_time_ns() - before) / n
+    values = [payload(i) for i in numbers]
+    parts["  all but the coroutine, id taken"] = less_call(
+        each(values, lambda value: engine.submit_plain(job, value, "job-1", None))
+    )
+    queue = bench.worker.queue
+    stored: Job = queue.index["job-1"]
+    add, name, data, opts, now_ms = bench.runtime.core.add, stored.name, stored.data, stored.opts, stored.timestamp
+    parts["  core.add, id taken"] = less_call(
+        each(numbers, lambda _i: add(queue, name, data, opts, now_ms, id="job-1"))
     )
     return parts
 
@@ -144,10 +169,10 @@ async def run(n: int) -> Parts:
     bench = Bench(n)
     await bench.dispatch_all()
     gc.collect()
-    before = perf_counter_ns()
+    before = process_time_ns()
     await bench.engine.astart()
     await bench.gate.opened.wait()
-    parts[RUN] = (perf_counter_ns() - before) / n
+    parts[RUN] = (process_time_ns() - before) / n
     await bench.engine.astop(drain=False)
 
     parts["  make a Run"] = less_call(each(range(n), lambda _i: Run(bench.worker)))
@@ -209,10 +234,10 @@ async def _complete(n: int) -> float:
     core, queue, now_ms, options = bench.runtime.core, worker.queue, bench.runtime.now_ms(), worker.options
     job = core.fetch(queue, now_ms, worker, options)
     gc.collect()
-    before = perf_counter_ns()
+    before = process_time_ns()
     while job is not None:
         job = core.complete(queue, job.id, b"null", now_ms, worker, worker=options, fetch_next=True, next_token=worker)
-    return (perf_counter_ns() - before) / n
+    return (process_time_ns() - before) / n
 
 
 async def _succeed(n: int) -> float:
@@ -223,10 +248,10 @@ async def _succeed(n: int) -> float:
     worker = bench.worker
     run = worker._fetch()
     gc.collect()
-    before = perf_counter_ns()
+    before = process_time_ns()
     while run is not None:
         run = worker._succeed(run, None)
-    took = perf_counter_ns() - before
+    took = process_time_ns() - before
     await bench.engine.astop(drain=False)
     return took / n
 
@@ -244,7 +269,7 @@ def best_of(rounds: int, n: int) -> Parts:
 
 async def _once(n: int) -> Parts:
     async with asyncio.timeout(LIMIT_S):
-        return {**await way_in(n), **await run(n)}
+        return {**await way_in(n), **await again(n), **await run(n)}
 
 
 def left_over(parts: Parts, whole: str, *known: str) -> float:
