@@ -13,6 +13,7 @@ real, and a jump would make it look slow.
 from __future__ import annotations
 
 import asyncio
+import math
 import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -30,7 +31,7 @@ STUCK_S: Final = 10.0
 """Real seconds that a thread or a socket may keep time from moving before the test is told what it waits for."""
 LONELY_S: Final = 0.2
 """The same where no thread and no socket is left that could bring anything."""
-MAX_JUMPS: Final = 1_000_000
+MAX_JUMPS: Final = 100_000
 """Jumps in a row without a job that runs: something ticks for ever, and what the test waits for does not come."""
 
 
@@ -38,6 +39,7 @@ _CURES: Final = {
     "open": "; if it may stay open, ask for real_io='ignore'",
     "thread": "; if it is to run beside the test, make it a daemon",
 }
+RESOLUTION_S: Final = 1e-6
 
 
 class TimeStuckError(InprocJobsError):
@@ -77,6 +79,10 @@ class VirtualClock:
         if elapsed_us != self._elapsed_us:
             self._elapsed_us = elapsed_us
             self._tell()
+
+    def nudge(self) -> None:
+        """Go on by the least there is."""
+        self._elapsed_us += 1
 
     def step_wall(self, by: Any) -> None:
         """
@@ -129,7 +135,7 @@ class VirtualTime:
         self._real_io = real_io
         self._loop: asyncio.BaseEventLoop | None = None
         self._undo: list[Callable[[], None]] = []
-        self._origin = 0.0
+        self._origin = 0
         self._working = 0
         self._excused: set[threading.Thread] = set()
         self._known_threads: set[threading.Thread] = set()
@@ -167,9 +173,14 @@ class VirtualTime:
             )
         self._loop = loop
         self._known_threads = set(threading.enumerate())
-        # The clock goes on from the loop's own time, so that timers which are set already keep their distance.
-        self._origin = loop.time() - self.clock.monotonic()
+        # The clock goes on from the loop's own time, so that timers which are set already keep their distance; in whole
+        # seconds, so that rounding does not depend on when the test was run.
+        self._origin = math.ceil(loop.time() - self.clock.monotonic())
         self._patch(loop, "time", lambda: self._origin + self.clock.monotonic())
+        # A timer fires when it is less than this ahead: the microseconds of the clock hit it exactly.
+        resolution = getattr(loop, "_clock_resolution", 1e-9)
+        setattr(loop, "_clock_resolution", RESOLUTION_S)  # noqa: B010  # asyncio's own, but not in its types
+        self._undo.append(lambda: setattr(loop, "_clock_resolution", resolution))
         self._patch(selector, "select", self._virtual_select(selector))
         self._patch(loop, "run_in_executor", self._counting(loop.run_in_executor))
 
@@ -268,6 +279,8 @@ class VirtualTime:
         def virtual(timeout: float | None = None) -> Sequence[Any]:
             if timeout is not None and timeout <= 0:
                 self._waited_s = 0.0
+                if not getattr(self._loop, "_ready", True):
+                    self._jump()  # a timer that is due but for a rounding
                 return select(0)  # type: ignore[no-any-return]
             # Asked before the look at the sockets: a thread that ends in between has left its news there by then.
             waiting_for = self._real_work(selector)
@@ -309,8 +322,11 @@ class VirtualTime:
             return
         scheduled = getattr(self._loop, "_scheduled", None)
         if scheduled:
-            # A hair later, or rounding to microseconds could leave the timer just ahead for ever.
-            self.clock.move_to(scheduled[0].when() - self._origin + 1e-6)
+            when = scheduled[0].when()
+            self.clock.move_to(when - self._origin)
+            # In floats of centuries a microsecond may make no difference; the timer has to be passed nevertheless.
+            while self._origin + self.clock.monotonic() + RESOLUTION_S <= when:
+                self.clock.nudge()
 
     def _wait_really(self, select: Callable[[float | None], Sequence[Any]], waiting_for: str) -> Sequence[Any]:
         """Give the real world a moment; complain when it takes too long. Not measured by a clock: it may be frozen."""

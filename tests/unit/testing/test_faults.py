@@ -294,7 +294,7 @@ async def test_handlers_can_see_the_test_s_time_through_a_clock_library(kit, def
 
     with freezegun.freeze_time() as frozen:
         kit.clock.follow(frozen.move_to)
-        assert await (await a.dispatch(None, delay="1d")).result() == "2026-01-06T09:00:00.000001+00:00"
+        assert await (await a.dispatch(None, delay="1d")).result() == "2026-01-06T09:00:00+00:00"
     with time_machine.travel(0, tick=False) as traveller:
         kit.clock.follow(traveller.move_to)
         await asyncio.sleep(timedelta(days=1).total_seconds())

@@ -118,10 +118,6 @@ def passed(result: pytest.RunResult, count: int) -> None:
         ("pytestmark = pytest.mark.asyncio", ["-o", "asyncio_mode=strict"]),
         ("pytestmark = pytest.mark.asyncio(loop_scope='module')", ["-o", "asyncio_mode=strict"]),
         (
-            "pytestmark = pytest.mark.anyio\n    @pytest.fixture\n    def anyio_backend():\n        return 'asyncio'\n",
-            ["-o", "asyncio_mode=strict"],
-        ),
-        (
             ANYIO.replace("SCOPE", "function"),
             ["-o", "asyncio_mode=strict"],
         ),

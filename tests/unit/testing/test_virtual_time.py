@@ -313,6 +313,7 @@ async def test_the_loop_gets_its_own_time_back(registry):
         await asyncio.sleep(1e6)
     assert loop.time() - before < 100
     assert not {"time", "run_in_executor"} & set(vars(loop))
+    assert loop._clock_resolution < 1e-6
     await asyncio.sleep(0.001)
 
 
@@ -400,3 +401,10 @@ def test_runs_do_not_move_between_loops(registry, define):
             asyncio.run(elsewhere())
         assert kit.run_until_idle_sync().completed == 1
         asyncio.run(elsewhere())
+
+
+async def test_a_jump_always_arrives(kit):
+    """However far the moment, and however coarse a float of that many seconds is."""
+    for seconds in (2306805080.003, 1e9 + 1e-7, 7.3e9, 3e10, 0.1, 1e-9):
+        await asyncio.sleep(seconds)
+    assert kit.clock.now().year > 3000
