@@ -198,8 +198,12 @@ class Keeper:
             self._take_in(state)
         with host.lock:
             now_ms = host.now_ms()
+            freed = {queue.name: _ownerless(queue) for queue in host.core.queues.values()}
             for queue in list(host.core.queues.values()):
                 host.core.finish_restore(queue, now_ms)
+        for name, ids in freed.items():
+            if ids:
+                host.warn("deduplication ids whose jobs are gone were freed", queue=name, count=len(ids), first=ids[0])
         for warning in self._store.warnings:
             host.warn(warning, store=self._store.description)
 
@@ -661,3 +665,8 @@ def _resolve(futures: list[Future[None]]) -> None:
         # Whoever waits may lose patience in another thread at any moment.
         with contextlib.suppress(InvalidStateError):
             future.set_result(None)
+
+
+def _ownerless(queue: Queue) -> list[str]:
+    """Deduplication ids that `Core.finish_restore` frees, since the jobs that hold them are not in the store."""
+    return [id for id, key in queue.deduplication.items() if key.until_ms is None and key.owner not in queue.index]

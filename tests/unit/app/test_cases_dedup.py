@@ -513,8 +513,10 @@ def test_c30_at_the_core(line: Line) -> None:
 
 
 @pytest.mark.parametrize(("ttl_ms", "created"), [(None, True), (60_000, False), (-1, True)])
-async def test_c32_a_key_whose_owner_is_gone(world: World, ttl_ms: int | None, created: bool) -> None:
-    """C32: without a lifetime the key is dropped on restore; a throttle key with time left still blocks."""
+async def test_c32_a_key_whose_owner_is_gone(
+    world: World, caplog: pytest.LogCaptureFixture, ttl_ms: int | None, created: bool
+) -> None:
+    """C32: without a lifetime the key is dropped on restore, with a warning; a throttle key with time left blocks on."""
     job = world.noop()
     kept = MemorySnapshot()
     async with world.engine(snapshot=kept):
@@ -529,6 +531,9 @@ async def test_c32_a_key_whose_owner_is_gone(world: World, ttl_ms: int | None, c
             assert receipt.id == "gone"
             world.clock.jump(60_001)
             assert (await job.dispatch("new", deduplication={"id": "k"})).created
+    warnings = [record.getMessage() for record in caplog.records if "deduplication ids" in record.getMessage()]
+    assert len(warnings) == (ttl_ms is None)
+    assert all("'k'" in warning and "'default'" in warning for warning in warnings)
 
 
 def test_c32_at_the_core(line: Line) -> None:
