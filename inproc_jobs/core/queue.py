@@ -79,7 +79,7 @@ class DeduplicationKey:
         self.in_heap = False
 
 
-class Candidate(msgspec.Struct):
+class Candidate(msgspec.Struct, eq=False):
     """
     An add with a deduplication id: what it takes to make its job now, or later when it was parked.
 
