@@ -200,6 +200,7 @@ class LivingEngine:
     def host_for_test(self, loop: asyncio.AbstractEventLoop) -> None:
         """Host on a loop without taking jobs yet; the test kit says when."""
         self._state = EngineState.RUNNING
+        self.takes_dispatches = True
         self._hurry_event = asyncio.Event()
         self.runtime.host(loop, fetching=False)
 
