@@ -165,7 +165,8 @@ class AdministrationFloor(ChangingFloor):
 
         Cost: O(log n) per job. Source: spec section 10.2.
         """
-        containers = (queue.wait, *((queue.delayed,) if delayed else ()), queue.prioritized)
+        # BullMQ reads the list from its entry end; parents in other queues go on in the order in which children go.
+        containers = (reversed(queue.wait), *((queue.delayed,) if delayed else ()), queue.prioritized)
         doomed = (job for home in containers for job in home if not self.is_current_iteration(queue, job))
         jobs = list(doomed if limit is None else islice(doomed, limit))
         for job in jobs:
@@ -253,7 +254,9 @@ class AdministrationFloor(ChangingFloor):
         for state in _OBLITERATED:
             if state is JobState.COMPLETED:
                 queue.schedulers.clear()
-            for job in list(queue.containers[state]):
+            home = queue.containers[state]
+            is_list = state in {JobState.ACTIVE, JobState.WAITING}  # which BullMQ reads from the entry end
+            for job in list(reversed(home) if is_list else home):
                 if job.state is not JobState.REMOVED:
                     self._destroy(queue, job)
         queue.counter, queue.priority_counter = 0, None
