@@ -161,7 +161,8 @@ class SchedulersFloor(AdministrationFloor):
         if extra is None or extra.scheduler_id is None or extra.repeat is None:
             return None
         repeat = extra.repeat
-        if _is_over(repeat, now_ms):
+        # What is made up for was due before the schedule ended, however late that is done.
+        if _is_over(repeat, _moment_of(producer.id) if repeat.catch_up == "all" else now_ms):
             return None
         scheduler = queue.schedulers.get(extra.scheduler_id)
         matched = self._next_by_pattern(repeat, now_ms, _moment_of(producer.id), next_match)
@@ -196,7 +197,12 @@ class SchedulersFloor(AdministrationFloor):
         Cost: As `schedule_next`. Ours; with "once" and "all" this is BullMQ's rule alone.
         """
         repeat = job.extra.repeat if job.extra is not None else None
-        missed = repeat is not None and repeat.catch_up == "skip" and self._has_missed(repeat, job, now_ms, next_match)
+        missed = (
+            repeat is not None
+            and repeat.catch_up == "skip"
+            and job.attempts_started == 1  # a retry has not missed anything: its first attempt was in time
+            and self._has_missed(repeat, job, now_ms, next_match)
+        )
         self.schedule_next(queue, job, now_ms, next_match)
         if missed:
             queue.locks.pop(job.id, None)
@@ -235,9 +241,10 @@ class SchedulersFloor(AdministrationFloor):
     def _moment_from(scheduler: Scheduler, now_ms: int, next_match: NextMatch) -> int | None:
         """The first moment of a schedule after now, in the phase it has."""
         repeat = scheduler.repeat
-        earliest = int(max(now_ms, repeat.start_ms or 0))
         if not repeat.every:
-            return next_match(repeat, earliest)
+            return next_match(repeat, int(max(now_ms, repeat.start_ms or 0)))
+        # The start of an interval is its first moment.
+        earliest = int(max(now_ms, (repeat.start_ms or 0) - 1))
         return scheduler.next_ms - math.floor((scheduler.next_ms - earliest - 1) / repeat.every) * int(repeat.every)
 
     @staticmethod
@@ -265,6 +272,8 @@ class SchedulersFloor(AdministrationFloor):
         extra.scheduler_id = scheduler.id
         extra.repeat = repeat
         extra.deduplication_id = repeat.deduplication_id
+        if scheduler.next_ms < now_ms:
+            extra.promoted_due_ms = int(scheduler.next_ms)  # made late, it starts without a wait that would tell
         self._store(queue, job, now_ms)
         return job
 
