@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from inproc_jobs import Engine
+from inproc_jobs import Engine, InvalidOptionError, InvalidOptionTypeError
 from tests.unit.app.virtual import virtual
 from tests.unit.app.world import World, refused
 
@@ -36,6 +36,29 @@ async def test_c81_the_highest_priority_number_keeps_its_order(world: World) -> 
     async with engine:
         await asyncio.sleep(1)
     assert job.payloads == ["before", 0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("priority", "error"),
+    [
+        (2_097_152, InvalidOptionError),
+        (-1, InvalidOptionError),
+        (1.5, InvalidOptionTypeError),
+        (True, InvalidOptionTypeError),
+        ("1", InvalidOptionTypeError),
+    ],
+    ids=repr,
+)
+async def test_c81_other_priorities_are_refused(
+    world: World, engine: Engine, priority: Any, error: type[Exception]
+) -> None:
+    """C81: out of range, not whole, or no number at all: refused at dispatch and at a change, and nothing has changed."""
+    job = world.noop()
+    with refused(engine, error, "priority"):
+        await job.dispatch(None, priority=priority)
+    await job.dispatch(None, job_id="x", priority=7)
+    with refused(engine, error, "priority"):
+        await engine.queue("default").change_priority("x", priority)
 
 
 @given(priorities=st.lists(st.integers(0, 4), max_size=30))

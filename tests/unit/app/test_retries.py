@@ -14,6 +14,7 @@ from inproc_jobs import (
     FailedJob,
     FailedJobNotFoundError,
     InvalidOptionError,
+    InvalidOptionTypeError,
     JobFailedError,
     JobView,
     NoEngineError,
@@ -155,6 +156,25 @@ def test_c71_jitter_bounds(world: World, jitter: float, low: int, high: int) -> 
             assert len(set(waits)) > 50
 
     story(world=world)
+
+
+@pytest.mark.parametrize(
+    ("jitter", "error"),
+    [
+        (1.5, InvalidOptionError),
+        (-0.1, InvalidOptionError),
+        (float("nan"), InvalidOptionError),
+        (True, InvalidOptionTypeError),
+        ("0.5", InvalidOptionTypeError),
+    ],
+    ids=repr,
+)
+async def test_c71_other_jitters_are_refused(world: World, jitter: Any, error: type[Exception]) -> None:
+    """C71: jitter is a share from 0 to 1; anything else is refused at dispatch, and nothing has changed."""
+    engine = world.engine()
+    job = world.noop()
+    with refused(engine, error, "jitter"):
+        await job.dispatch(None, attempts=2, backoff={"type": "fixed", "delay": 1000, "jitter": jitter})
 
 
 @virtual
