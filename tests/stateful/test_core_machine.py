@@ -225,7 +225,7 @@ class CoreMachine(RuleBasedStateMachine):
     @precondition(lambda self: len(self.model.jobs) > 4)
     @rule(delayed=st.booleans(), limit=st.sampled_from([None, None, 1, 2]))
     def drain(self, delayed: bool, limit: int | None) -> None:
-        ids = [*self.model.ids("waiting"), *(self.model.ids("delayed") if delayed else ())]
+        ids = [*reversed(self.model.ids("waiting")), *(self.model.ids("delayed") if delayed else ())]
         ids += self.model.ids("prioritized")
         doomed = ids[:limit]
         assert self.core.drain(self.queue, self.model.now, delayed=delayed, limit=limit) == len(doomed)
