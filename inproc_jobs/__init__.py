@@ -58,6 +58,7 @@ if TYPE_CHECKING:
         QueueBusyError,
         QueueFullError,
         RateLimited,
+        ReentrantCallError,
         ResultNotStorableError,
         RetryLater,
         SnapshotError,
@@ -120,6 +121,7 @@ __all__ = [
     "QueueView",
     "RateLimited",
     "RedisSnapshot",
+    "ReentrantCallError",
     "Registry",
     "ResultNotStorableError",
     "RetryLater",
@@ -160,7 +162,7 @@ _NAMES_OF = {
         JobPendingChildrenError JobRemovedError JobSchedulerError JobSignal JobTimeoutError NoEngineError
         NoHandlerError ParentJobError QueueBusyError QueueFullError RateLimited ResultNotStorableError RetryLater
         UnrecoverableError WouldDeadlockError LeaseHeldError LeaseLostError SnapshotError SnapshotLayoutError
-        SnapshotUnavailableError
+        SnapshotUnavailableError ReentrantCallError
     """,
     "inproc_jobs.runtime.context": "JobContext",
 }

@@ -45,6 +45,7 @@ __all__ = [
     "QueueBusyError",
     "QueueFullError",
     "RateLimited",
+    "ReentrantCallError",
     "ResultNotStorableError",
     "RetryLater",
     "SnapshotError",
@@ -167,6 +168,13 @@ class EngineForkedError(InprocJobsError, RuntimeError):
 
 class BlockingCallError(InprocJobsError, RuntimeError):
     """The call would block a running event loop; the message names the async twin."""
+
+
+class ReentrantCallError(InprocJobsError, RuntimeError):
+    """
+    The call came in the middle of another one of the same thread: from a signal handler, a `__del__`, or a log handler
+    that the garbage collector has set off. Nothing has changed; hand the work to the loop or to another thread.
+    """
 
 
 class WouldDeadlockError(InprocJobsError, RuntimeError):

@@ -367,7 +367,7 @@ class Registry:
             executor: For plain functions: "thread" (the default), "inline" (on the loop), "process" (spawned).
             keep_logs: Lines kept of each job's log; None keeps all.
             size_limit: Bytes of an encoded payload at most.
-            stack_trace_limit: Stack traces kept per job; None keeps all, 0 none.
+            stack_trace_limit: Stack traces kept per job, the last ones; None keeps 10, 0 none.
             handle: The handler: `(payload)` or `(payload, ctx)`; async or plain.
 
         Returns:

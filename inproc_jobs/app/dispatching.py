@@ -7,6 +7,7 @@ The usual dispatch, with at most an id and a delay, is written out in `submit_pl
 from __future__ import annotations
 
 import asyncio
+import threading
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future
@@ -158,6 +159,9 @@ class DispatchingEngine(KeptEngine):
         data = plan.encode(payload)
         runtime = self.runtime
         core = runtime.core
+        runtime.refuse_reentry()
+        if not plan.worker.summoned:
+            self.refuse_dead_loop()
         with runtime.lock:
             if id:
                 self.check_name_of(queue, id, name)
@@ -191,6 +195,8 @@ class DispatchingEngine(KeptEngine):
     def _submit_any(self, prepared: Prepared) -> DispatchedJob[Any]:
         """A dispatch with any options."""
         runtime = self.runtime
+        runtime.refuse_reentry()
+        self.refuse_dead_loop()
         with runtime.lock:
             receipt = self.add_prepared(prepared)
             news = runtime.has_news()
@@ -427,12 +433,19 @@ class DispatchingEngine(KeptEngine):
 
     async def wait_end(self, future: Future[Job], seconds: float | None) -> None:
         """Wait for the end of a job, for a receipt's `result`."""
-        async with asyncio.timeout(seconds):
-            await asyncio.wrap_future(future)
+        try:
+            async with asyncio.timeout(seconds):
+                await asyncio.wrap_future(future)
+        except TimeoutError as error:
+            raise TimeoutError(f"the job has not ended within {seconds} s; it goes on") from error
 
     def wait_end_sync(self, future: Future[Job], seconds: float | None) -> None:
         """As `wait_end`, blocking."""
-        future.result(seconds)
+        try:
+            # Longer waits overflow the platform's clock, and are as good as endless.
+            future.result(None if seconds is None else min(seconds, threading.TIMEOUT_MAX))
+        except TimeoutError as error:
+            raise TimeoutError(f"the job has not ended within {seconds} s; it goes on") from error
 
     def forget_definition(self, name: str) -> None:
         """A name was defined anew: runs that start from now on use the new handler."""

@@ -205,7 +205,8 @@ class Engine(DispatchingEngine):
             tz: Time zone of `cron`, None is UTC. A time that a change of the clock skips runs at the shifted time, one
                 that it repeats runs once.
             limit: Runs at most.
-            start, end: Aware datetimes; no run before the one, or after the other.
+            start, end: Aware datetimes; no run before the one, and none is planned once the other is over. An interval
+                plans without a look at `end`, so its last run may come up to one interval later, as on BullMQ.
             immediately: The first run of a `cron` is due at once.
             catch_up: Of moments that passed while nothing could run: "once" runs one late, "all" each, "skip" none.
 
@@ -374,8 +375,8 @@ class Engine(DispatchingEngine):
 
     async def _read(self, stream: EventStream) -> AsyncIterator[EngineEvent]:
         try:
-            while True:
-                yield await stream.get()
+            while (event := await stream.get()) is not None:
+                yield event
         finally:
             stream.close()
             self._listen()

@@ -104,16 +104,20 @@ class HostedEngine(LivingEngine):
                 try:
                     with _runner() as runner:
                         runner.run(self._serve(ready.set))
-                except BaseException as error:  # noqa: BLE001  # told to whoever waits for the start
+                except BaseException as error:  # noqa: BLE001  # told to whoever waits for the start, or to all who wait
+                    if ready.is_set():
+                        # What a task of the host, or of a handler, raises may end the loop: SystemExit, loop.stop().
+                        self.loop_died(f"{type(error).__name__}: {error}")
                     failure.append(error)
                     ready.set()
 
             # A daemon: a program that forgets to stop the engine must still be able to end; `atexit` stops it. In the
             # caller's context, which is the engine's at start whichever way it is hosted (DESIGN 2.10).
-            self._thread = threading.Thread(
+            thread = threading.Thread(
                 target=contextvars.copy_context().run, args=(run,), name="inproc_jobs engine", daemon=True
             )
-            self._thread.start()
+            thread.start()
+            self._thread = thread
             ready.wait()
             if failure:
                 self._thread = None

@@ -33,7 +33,7 @@ class _Host:
     def __init__(self, engine: KeptEngine) -> None:
         self._engine = engine
         self.core: Core = engine.runtime.core
-        self.lock: threading.Lock = engine.runtime.lock
+        self.lock = engine.runtime.lock
 
     def now_ms(self) -> int:
         """The wall clock; lock held."""

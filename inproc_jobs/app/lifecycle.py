@@ -148,6 +148,33 @@ class LivingEngine:
         if self._state is EngineState.STOPPED or self._given_up:
             raise EngineStoppedError("the engine was stopped; start it again (astart, start) before using it")
 
+    def refuse_dead_loop(self) -> None:
+        """
+        Raise when the loop that hosted the engine was closed without stopping it: nobody runs its jobs any more.
+
+        Raises:
+            EngineStoppedError: The engine counts as stopped from now on.
+        """
+        loop = self.runtime.loop
+        if loop is not None and loop.is_closed():
+            self.loop_died("it was closed without stopping the engine")
+            self.refuse_stopped()
+
+    def loop_died(self, reason: str) -> None:
+        """The host's loop is gone for good: say so, and let nobody wait for what nobody will do. Any thread."""
+        if self._state in {EngineState.STOPPED, EngineState.FORKED}:
+            return
+        runtime = self.runtime
+        runtime.log.error("the event loop of the engine has ended", reason=reason)
+        runtime.fetching = False
+        runtime.loop = None
+        self._state = EngineState.STOPPED
+        self.takes_dispatches = False
+        self._shutting_down = None
+        runtime.fail_waiters(EngineStoppedError("the engine's event loop ended before the job did"))
+        runtime.listeners.close()
+        self._last_report = self._report((), (), False, (runtime.completed, runtime.failed))
+
     def refuse_dispatch(self) -> None:
         """Raise what keeps this engine from taking a dispatch; while it drains, its own handlers may still dispatch."""
         self.refuse_stopped()
@@ -289,6 +316,7 @@ class LivingEngine:
             runtime.flush()
             # Events of the last jobs were handed to the loop just now; let them out before it is let go.
             await asyncio.sleep(0)
+            runtime.listeners.close()
             runtime.unhost()
             self._state = EngineState.STOPPED
             self._given_up = False
@@ -403,7 +431,7 @@ class LivingEngine:
 
     def after_fork_in_child(self) -> None:
         """Only the forking thread lives on: locks may be held for ever, and the runners are gone."""
-        self.runtime.lock = threading.Lock()
+        self.runtime.lock = threading.RLock()
         self._host_lock = threading.Lock()
         if self._state in (EngineState.RUNNING, EngineState.STOPPING):
             self._state = EngineState.FORKED

@@ -40,6 +40,8 @@ Duration = str | timedelta | int
 """ "30s", a timedelta, or an int of milliseconds where BullMQ has the option."""
 ExecutorName = Literal["thread", "inline", "process"]
 MAX_JOB_ID: Final = 512
+DEFAULT_TRACES: Final = 10
+"""Stack traces kept of a job that does not say: the last ones. BullMQ keeps all, however often a job is retried."""
 MAX_PRIORITY: Final = 2_097_151
 CUSTOM_BACKOFF: Final = "custom"
 """Stored as the backoff's type where `define_job` was given a callable."""
@@ -85,38 +87,40 @@ def check_job_id(id: Any) -> str:
     Raises:
         InvalidJobIdError: Not text, empty, over 512 characters, like a number of the counter, or a key of the layout.
     """
-    if type(id) is not str:
+    if isinstance(id, str):
+        text: str = str.__str__(id)  # a member of a StrEnum is text too, and stored as such
+    else:
         raise InvalidJobIdError(
             f"job_id must be text, got {_show(id)}; use an explicit text such as 'invoice:42'",
             option="job_id",
             value=id,
         )
-    if not 0 < len(id) <= MAX_JOB_ID:
+    if not 0 < len(text) <= MAX_JOB_ID:
         raise InvalidJobIdError(
-            f"job_id must have 1 to {MAX_JOB_ID} characters, got {len(id)}; leave it out for an automatic id",
+            f"job_id must have 1 to {MAX_JOB_ID} characters, got {len(text)}; leave it out for an automatic id",
             option="job_id",
             value=id,
         )
-    if "0" <= id[0] <= "9" and _COUNTER.fullmatch(id):
+    if "0" <= text[0] <= "9" and _COUNTER.fullmatch(text):
         raise InvalidJobIdError(
-            f"job_id {id!r} could collide with an automatic id; put a word before it, such as 'job:{id}'",
+            f"job_id {text!r} could collide with an automatic id; put a word before it, such as 'job:{text}'",
             option="job_id",
             value=id,
         )
     if (
-        id in _RESERVED_IDS
+        text in _RESERVED_IDS
         # The first and last letters rule out nearly every id before the slower tests.
-        or (id[0] in _PREFIX_LETTERS and id.startswith(_RESERVED_PREFIXES))
-        or (id[-1] in _SUFFIX_LETTERS and id.endswith(_RESERVED_SUFFIXES))
+        or (text[0] in _PREFIX_LETTERS and text.startswith(_RESERVED_PREFIXES))
+        or (text[-1] in _SUFFIX_LETTERS and text.endswith(_RESERVED_SUFFIXES))
     ):
         raise InvalidJobIdError(
-            f"job_id {id!r} is the name of a key in BullMQ's layout; put a word of your own before or after it",
+            f"job_id {text!r} is the name of a key in BullMQ's layout; put a word of your own before or after it",
             option="job_id",
             value=id,
         )
-    if not id.isascii():
-        _refuse_surrogates(id, "job_id", InvalidJobIdError)
-    return id
+    if not text.isascii():
+        _refuse_surrogates(text, "job_id", InvalidJobIdError)
+    return text
 
 
 def check_known_id(id: Any) -> str:
@@ -489,7 +493,7 @@ def job_options(layer: Layer) -> core.JobOptions:
         remove_on_fail=layer.remove_on_fail,
         keep_logs=layer.keep_logs,
         size_limit=layer.size_limit,
-        stack_trace_limit=layer.stack_trace_limit,
+        stack_trace_limit=DEFAULT_TRACES if layer.stack_trace_limit is None else layer.stack_trace_limit,
         timeout_ms=layer.timeout_ms,
         frees_id=True,
     )

@@ -77,11 +77,15 @@ class QueueView:
             (states,) if isinstance(states, str) or not isinstance(states, Iterable) else tuple(states)
         )
         check_page(start, end)
-        with self._engine.runtime.lock:
-            return [
-                JobView(job, self.name)
-                for job in self._engine.runtime.core.jobs(self.record, words, start, end, ascending)
-            ]
+        runtime = self._engine.runtime
+        with runtime.lock:
+            found = runtime.core.jobs(self.record, words, start, end, ascending)
+        views: list[JobView] = []
+        # Picking a hundred thousand takes a few ms, showing them most of a second: the lock is let go in between.
+        for first in range(0, len(found), _SLICE):
+            with runtime.lock:
+                views += [JobView(job, self.name) for job in found[first : first + _SLICE]]
+        return views
 
     @staticmethod
     def _states(words: tuple[str, ...]) -> tuple[str, ...]:
@@ -134,6 +138,7 @@ class QueueView:
         """Carry out a command and let the engine look at what came of it."""
         self._engine.refuse_stopped()
         runtime = self._engine.runtime
+        runtime.refuse_reentry()
         with runtime.lock:
             answer = command(runtime.core, self.record, runtime.now_ms())
         runtime.changed(self.name)
@@ -342,9 +347,16 @@ class QueueView:
         Raises:
             QueueBusyError: Jobs are active; the queue is paused now, as on BullMQ.
         """
-        self.obliterate_sync(force=force)
+        done = self._obliterate_some(force)
+        while not done:
+            await asyncio.sleep(0)
+            done = self._obliterate_some(force)
 
     def obliterate_sync(self, *, force: bool = False) -> None:
         """As `obliterate`, from any thread."""
+        while not self._obliterate_some(force):
+            pass
+
+    def _obliterate_some(self, force: Any) -> bool:
         _flag(force, "force")
-        self._change(lambda core, queue, now_ms: core.obliterate(queue, now_ms, force=force))
+        return self._change(lambda core, queue, now_ms: core.obliterate(queue, now_ms, force=force, limit=_SLICE))

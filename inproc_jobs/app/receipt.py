@@ -106,6 +106,7 @@ class DispatchedJob(msgspec.Struct, Generic[R], frozen=True, eq=False, gc=False)
         if job.state in FINISHED_STATES or job.state is REMOVED:
             return None
         self._engine.refuse_stopped()
+        self._engine.refuse_dead_loop()
         runtime = self._engine.runtime
         run = CURRENT_RUN.get()
         future = runtime.watch(job)

@@ -231,7 +231,9 @@ class AdministrationFloor(ChangingFloor):
             and not self.is_current_iteration(queue, job)
         ]
 
-    def obliterate(self, queue: Queue, now_ms: int = 0, *, force: bool = False, count: int = 1000) -> None:
+    def obliterate(
+        self, queue: Queue, now_ms: int = 0, *, force: bool = False, count: int = 1000, limit: int | None = None
+    ) -> bool:
         """
         Remove the queue with everything in it; ids start at 1 again. Parents that wait for children, the rate window
         and deduplication keys without an owner survive, as in BullMQ.
@@ -239,13 +241,18 @@ class AdministrationFloor(ChangingFloor):
         Args:
             force: Also remove active jobs.
             count: Jobs per round in BullMQ; without meaning here.
+            limit: Remove so many jobs at most, so that a caller can work in slices; None is all at once.
+
+        Returns:
+            Whether all is done; False only with a limit.
 
         Raises:
             QueueBusyError: It has active jobs. It is paused now, nothing else has changed.
 
         Cost: O(n log n). Source: spec section 10.4.
         """
-        self.pause(queue)
+        if limit is None or not queue.paused:
+            self.pause(queue)
         if queue.active and not force:
             raise QueueBusyError("Cannot obliterate queue with active jobs")
         for job in queue.active:
@@ -256,13 +263,19 @@ class AdministrationFloor(ChangingFloor):
                 queue.schedulers.clear()
             home = queue.containers[state]
             is_list = state in {JobState.ACTIVE, JobState.WAITING}  # which BullMQ reads from the entry end
-            for job in list(reversed(home) if is_list else home):
+            jobs = list(islice(reversed(home) if is_list else iter(home), limit))
+            for job in jobs:
                 if job.state is not JobState.REMOVED:
                     self._destroy(queue, job)
+            if limit is not None:
+                limit -= len(jobs)
+                if limit <= 0:
+                    return False
         queue.counter, queue.priority_counter = 0, None
         queue.stalled_ids, queue.stalled_check_until_ms = {}, 0
         queue.paused, queue.concurrency, queue.max, queue.duration = False, None, None, None
         queue.metrics = {"completed": Metrics(), "failed": Metrics()}
+        return True
 
 
 _OBLITERATED = (

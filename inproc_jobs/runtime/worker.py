@@ -161,7 +161,7 @@ class QueueWorker:
 
     # --- running ------------------------------------------------------------------------------------------------
 
-    async def _run_jobs(self, first: Run) -> None:  # noqa: C901  # written out: every branch is one a job may take
+    async def _run_jobs(self, first: Run) -> None:  # noqa: C901  # every branch is one that a job may take
         """Run jobs until there are none, or until this task was touched by a cancellation and must be replaced."""
         runtime = self.runtime
         runs = self.runs
@@ -200,11 +200,14 @@ class QueueWorker:
                     tick = runtime.begin_slice()
                 else:
                     value = run.value
+                    self._check_blocked(run, tick)
             except RunnerClosed:
                 return
             except BaseException as caught:  # noqa: BLE001  # whatever a handler raises ends its own job only
                 error = caught
-                if run.waited:
+                if not run.waited:
+                    self._check_blocked(run, tick)
+                else:
                     # Others had the loop meanwhile; what this one held of it is reported already.
                     tick = runtime.begin_slice()
             if run.timer is not None:
@@ -222,10 +225,8 @@ class QueueWorker:
             # without a count, by a handler that cancels its task and takes that back before it waits.
             if me.cancelling() or me._must_cancel:  # type: ignore[attr-defined]  # noqa: SLF001  # not in the stubs
                 break
-            now = monotonic()
-            if now - tick > BLOCKED_S:
-                runtime.report_block(run, now - tick)
-            tick = now
+            # What the engine itself took, or waited for its lock, is not the next handler's doing.
+            now = tick = monotonic()
             value = error = None
             if following is not None and now >= runtime.slice_end:
                 try:

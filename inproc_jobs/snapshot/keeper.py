@@ -42,7 +42,8 @@ class KeeperHost(Protocol):
     """The engine, as its keeper sees it."""
 
     core: Core
-    lock: threading.Lock
+    lock: Any
+    """A lock, reentrant or not."""
 
     def now_ms(self) -> int:
         """The wall clock; lock held."""

@@ -93,7 +93,7 @@ async def test_listeners_run_on_the_engines_loop_outside_its_lock() -> None:
     async with Engine(registry=registry) as engine:
 
         def listener(event: Any) -> None:
-            assert not engine.runtime.lock.locked() or threading.get_ident() == here
+            assert not engine.runtime.lock._is_owned() or threading.get_ident() == here
             seen.append((asyncio.get_running_loop() is loop, threading.get_ident() == here))
             engine.queue("default").counts()
             engine.health()

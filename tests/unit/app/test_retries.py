@@ -740,7 +740,16 @@ async def test_a_redefined_handler_is_used_by_the_next_attempt(world: World) -> 
 @virtual
 async def test_one_exception_object_raised_by_every_attempt(world: World) -> None:
     """A module-level error that is raised again and again leaves traces of one raise each."""
-    job = world.recorder(attempts=30)
+    job = world.recorder(attempts=30, stack_trace_limit=100)
     job.script = [ValueError("always the same")] * 30
     view = await run(world, job)
     assert [trace.count("in _handle") for trace in view.stacktrace] == [1] * 30
+
+
+@virtual
+async def test_stack_traces_are_bounded_without_being_told(world: World) -> None:
+    """A job that is retried for days keeps the last ten traces; what came before has shown nothing else."""
+    job = world.recorder(attempts=30)
+    job.script = [ValueError(f"error {number}") for number in range(30)]
+    view = await run(world, job)
+    assert [trace.splitlines()[-1] for trace in view.stacktrace] == [f"ValueError: error {n}" for n in range(20, 30)]
