@@ -116,7 +116,7 @@ class KeptEngine(HostedEngine):
             raise
         finally:
             self._opening = None
-        if self._state is EngineState.STOPPED or keeper.gave_up:
+        if keeper.gave_up:
             await _in_thread(keeper.give_up)
             raise EngineStoppedError("the engine was stopped while it waited for its snapshot")
         self._keeper = keeper

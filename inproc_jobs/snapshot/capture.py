@@ -62,8 +62,7 @@ class Capture:
         """Note changes of this queue from now on."""
         if queue.touched is None:
             queue.track()
-            for job in queue.index.values():
-                queue.touched[job.id] = BACK  # type: ignore[index]  # `track` has just made it
+            queue.touched = _all_of(queue)
         self.stored.setdefault(queue.name, {})
         self._owners.setdefault(queue.name, {})
 
@@ -304,7 +303,7 @@ class Capture:
             self.track(queue)
             self.stored[queue.name].clear()
             self._owners[queue.name].clear()
-            queue.touched = {job.id: BACK for home in queue.containers.values() for job in home}
+            queue.touched = _all_of(queue)
             for source in (queue.deduplication, queue.parked, queue.schedulers):
                 _touched_of(source).update(dict.fromkeys(source))
 
@@ -314,6 +313,11 @@ def _first(touched: dict[str, Any], count: int) -> Iterator[str]:
         if number >= count:
             return
         yield id
+
+
+def _all_of(queue: Queue) -> dict[str, int]:
+    """Every job, as if each had come in the order in which they stand."""
+    return {job.id: BACK for home in queue.containers.values() for job in home}
 
 
 def _touched_of(source: dict[str, Any]) -> dict[str, None]:

@@ -263,6 +263,7 @@ class Keeper:
         Lock held.
         """
         future: Future[None] = Future()
+        self.capture.track(queue)  # it may have come into being with this very job
         if self._host.core.is_unstored(queue, job):
             self._waiters.setdefault(job, (queue, []))[1].append(future)
         elif not duplicate:
@@ -285,6 +286,7 @@ class Keeper:
 
     def wait_told(self, queue: Queue, schedule: str) -> Future[None] | None:
         """As `wait_stored`, for a schedule with its pending run; failure takes nothing back. Lock held."""
+        self.capture.track(queue)
         one = queue.schedulers.get(schedule)
         id = "" if one is None else f"repeat:{schedule}:{one.next_ms}"
         if not self.capture.is_pending(queue, id, None):

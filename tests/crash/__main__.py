@@ -53,7 +53,7 @@ class Rounds:
         self.seed = seed
         self.server = server
         self.random = random.Random(seed)
-        self.audit = Audit(self.ledger, mode, grace_s=EVERY_S + 0.5)
+        self.audit = Audit(self.ledger, mode, grace_s=EVERY_S + 1.5)
         self.server_kills = 0
 
     def play(self, kills: int) -> int:
@@ -79,7 +79,7 @@ class Rounds:
                         os.dup2(nothing.fileno(), 2)
                 live(self.place, self.mode, self.ledger, number, last=last)
                 code = 0
-            except BaseException:  # noqa: BLE001  # nothing of the parent may go on in here
+            except BaseException:  # nothing of the parent may go on in here
                 traceback.print_exc()
             finally:
                 os._exit(code)
@@ -87,7 +87,9 @@ class Rounds:
 
     def one_life(self, number: int) -> None:
         pid = self.fork(number)
-        time.sleep(self.random.random() * LONGEST_LIFE_S)
+        # Long lives now and then: what is older than the interval must be there.
+        longest_s = LONGEST_LIFE_S if number % 10 else 5 * LONGEST_LIFE_S
+        time.sleep(self.random.random() * longest_s)
         trouble_at = None
         if self.server is not None and self.random.random() < 0.2:
             self.server_kills += 1
@@ -112,17 +114,17 @@ class Rounds:
 
     def report(self, seconds: float) -> int:
         audit = self.audit
-        print(
+        print(  # noqa: T201
             f"{audit.lives} kills ({self.server_kills} of the server), {audit.restarts} restarts audited, "
             f"{len(audit.acked)} jobs acknowledged, {audit.refused} refused, {sum(audit.runs.values())} runs, "
             f"{audit.reran} run again after a kill, {audit.lost_lately} lost within the interval, {seconds:.0f} s"
         )
         for what in audit.broken[:20]:
-            print("BROKEN:", what)
+            print("BROKEN:", what)  # noqa: T201
         if audit.broken:
             kept = Path(tempfile.gettempdir()) / f"inproc-jobs-crash-{os.getpid()}.ledger"
             shutil.copy(self.ledger, kept)
-            print(f"seed {self.seed}, ledger {kept}")
+            print(f"seed {self.seed}, ledger {kept}")  # noqa: T201
         return 1 if audit.broken else 0
 
 

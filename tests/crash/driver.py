@@ -63,10 +63,10 @@ class Life:
 
     async def dispatch(self, id: str) -> None:
         kinds: list[Callable[[str], Awaitable[Any]]] = [
-            lambda id: self.plain.dispatch({"id": id}, job_id=id),
-            lambda id: self.plain.dispatch({"id": id}, job_id=id, delay=self.random.randrange(80)),
-            lambda id: self.plain.dispatch({"id": id}, job_id=id, priority=self.random.randrange(1, 4)),
-            lambda id: self.flaky.dispatch({"id": id}, job_id=id),
+            lambda one: self.plain.dispatch({"id": one}, job_id=one),
+            lambda one: self.plain.dispatch({"id": one}, job_id=one, delay=self.random.randrange(80)),
+            lambda one: self.plain.dispatch({"id": one}, job_id=one, priority=self.random.randrange(1, 4)),
+            lambda one: self.flaky.dispatch({"id": one}, job_id=one),
         ]
         draw = self.random.random()
         if draw < 0.15:

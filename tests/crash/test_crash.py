@@ -29,7 +29,6 @@ def play(store: str, mode: str) -> None:
         timeout=390,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    print(done.stdout)
 
 
 @pytest.mark.parametrize("mode", ["write_through", "periodic"])
