@@ -64,12 +64,18 @@ package: $(VENV)/.has-dev ## build sdist and wheel; try the wheel in empty envir
 
 # --- now and then ---------------------------------------------------------------------------------------------------
 
-.PHONY: cover bench build clean
+.PHONY: cover coverage bench build clean
 cover: $(VENV)/.has-tests ## run the tests under coverage and list what they miss
 	$(PY) -m coverage erase
 	$(PY) -m coverage run -m pytest $(ARGS)
 	$(PY) -m coverage combine --quiet
 	$(PY) -m coverage report
+
+coverage: $(VENV)/.has-tests ## lines and branches of core/ that the core's own tests reach
+	$(PY) -m coverage erase
+	$(PY) -m coverage run -m pytest -q tests/unit/core tests/stateful tests/conformance $(ARGS)
+	$(PY) -m coverage combine --quiet
+	$(PY) -m coverage report --include='inproc_jobs/core/*' --skip-covered --show-missing
 
 bench: $(VENV)/.has-tests ## measure speed and memory
 	$(PY) benchmarks/run.py $(ARGS)
