@@ -5,8 +5,8 @@ Watch the column `duplicates ignored` grow while each invoice is sent once. The 
 uvicorn in a process of its own; this process plays the recording `data/deliveries.jsonl` against it, waits until every
 job has ended, and then judges by the ledger that the mail server, the help desk and the database have kept.
 
-Run `make demo`, or `python examples/demo.py`. It takes about 25 seconds. Exit code: 0 all was done once, 1 it was not,
-130 stopped by Ctrl-C.
+Run `make demo`, or `python examples/demo.py`. It takes about 25 seconds; on a busy machine it sends less and ends within
+a minute. Exit code: 0 all was done once, 1 it was not, 130 stopped by Ctrl-C.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from month_end.client import Delivery, Tally, play, read_recording, status, unfi
 from month_end.screen import Screen, print_summary
 
 HERE = Path(__file__).parent
-SECONDS_TO_FINISH = 30.0  # from the last delivery on; a healthy run takes three
+SECONDS_TO_SEND, SECONDS_AT_MOST = 40.0, 52.0  # a healthy run takes 21 and 24
 
 
 @contextmanager
@@ -60,27 +60,38 @@ def web_app(folder: Path) -> Iterator[str]:
             process.wait()
 
 
-async def deliver(address: str, deliveries: list[Delivery], tally: Tally, screen: Screen) -> int:
-    """Play the recording and wait until every job has ended; the number of retries."""
-    limits = httpx2.Limits(max_connections=50)
+async def deliver(address: str, deliveries: list[Delivery], tally: Tally, screen: Screen) -> tuple[list[Delivery], int]:
+    """Play the recording and wait until every job has ended; what was sent, and the number of retries."""
+    last_moment = time.monotonic() + SECONDS_TO_SEND
+    # Idle connections are given up long before the server would close them.
+    limits = httpx2.Limits(max_connections=50, keepalive_expiry=5)
     async with httpx2.AsyncClient(base_url=address, limits=limits, timeout=20) as http:
         await status(http)  # answered once the app has started; the clock of the recording starts here
-        playing = asyncio.create_task(play(http, deliveries, tally))
-        give_up = time.monotonic() + deliveries[-1].at_ms / 1_000 + SECONDS_TO_FINISH
+        playing = asyncio.create_task(play(http, deliveries, tally, last_moment=last_moment))
         try:
             while True:
+                all_answered = playing.done()  # asked first: the status must be younger than the last job
                 now = await status(http)
                 screen.update(tally, now)
-                if playing.done():
-                    playing.result()
-                    if not unfinished(now):
-                        return int(now["retries"])
-                if time.monotonic() > give_up:
-                    raise TimeoutError(f"{unfinished(now):,} jobs do not end")
+                if all_answered and (sent := playing.result()) and not unfinished(now):
+                    return sent, int(now["retries"])
                 await asyncio.sleep(0.1)
         finally:
             playing.cancel()
             await asyncio.gather(playing, return_exceptions=True)
+
+
+async def deliver_in_time(
+    address: str, deliveries: list[Delivery], tally: Tally, screen: Screen
+) -> tuple[list[Delivery], int]:
+    """As `deliver`, but break off when it takes too long."""
+    try:
+        async with asyncio.timeout(SECONDS_AT_MOST):
+            return await deliver(address, deliveries, tally, screen)
+    except TimeoutError as error:
+        raise TimeoutError(
+            f"not done after {SECONDS_AT_MOST:.0f} s, with {tally.received:,} of {tally.total:,} deliveries answered"
+        ) from error
 
 
 def run(folder: Path, console: Console, seconds: float) -> int:
@@ -90,13 +101,15 @@ def run(folder: Path, console: Console, seconds: float) -> int:
     console.print(f"The month end of a small shop: {tally.total:,} deliveries, many of them more than once.\n")
     try:
         with web_app(folder) as address, Screen(console, tally.total) as screen:
-            retries = asyncio.run(deliver(address, deliveries, tally, screen))
+            sent, retries = asyncio.run(deliver_in_time(address, deliveries, tally, screen))
     except (httpx2.HTTPError, ExceptionGroup, TimeoutError, subprocess.TimeoutExpired) as error:
         print(f"The demo broke off: {error!r}. The last words of the server:", file=sys.stderr)
         print((folder / "server.log").read_text(errors="replace")[-2_000:], file=sys.stderr)
         return 1
-    checks = judge(deliveries, read_ledger(folder / "ledger.jsonl"), retries)
+    checks = judge(sent, read_ledger(folder / "ledger.jsonl"), retries)
     checks.append(Check("every delivery was accepted", [f"{tally.refused:,} were not"] if tally.refused else []))
+    if len(sent) < len(deliveries):
+        console.print(f"\nThis machine is busy: only {len(sent):,} of the deliveries could be sent in time.")
     print_summary(console, tally, retries, checks)
     return 0 if all(check.good for check in checks) else 1
 

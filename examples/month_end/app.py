@@ -56,7 +56,7 @@ app = FastAPI(title="A small shop", lifespan=engine.lifespan)
 
 ledger = Ledger(os.environ.get("DEMO_LEDGER", os.devnull))
 mail_server, help_desk, database = MailServer(ledger), HelpDesk(ledger), Database(ledger)
-edits: dict[str, ProfilePost] = {}  # the newest state of each profile form, not saved yet
+edits: dict[str, ProfilePost] = {}  # the newest state of each profile form
 retries: Counter[str] = Counter()  # by queue
 completed: Counter[str] = Counter()  # by queue
 engine.on("completed", lambda event: completed.update([event.queue]))
@@ -82,13 +82,13 @@ async def deliver_form(payload: dict[str, str]) -> None:
 
 
 @define_job("profiles.save", queue="forms", attempts=3, backoff=1_000)
-async def save_profile(payload: dict[str, str]) -> None:
-    # The payload names the profile only, and the form is read here: the first click makes the job, but the newest is
-    # what must be saved. The loop is for a click that comes while the row is written; its dispatch was a no-op.
-    while edit := edits.get(payload["profile"]):
-        await database.save_profile(edit.profile, revision=edit.revision)
-        if edits[edit.profile] is edit:
-            del edits[edit.profile]
+async def save_profile(payload: dict[str, Any]) -> None:
+    # The payload is that of the first click, and the form is read here: the first click makes the job, but the newest
+    # is what must be saved. The loop is for a click that comes while the row is written; its dispatch was a no-op.
+    saved = None
+    while (edit := edits[payload["profile"]]) is not saved:
+        await database.save_profile(edit.profile, revision=edit.revision, asked_by=payload["revision"])
+        saved = edit
 
 
 @app.post("/hooks/invoices", status_code=202)
@@ -98,11 +98,12 @@ async def invoice_hook(event: InvoiceEvent) -> dict[str, Any]:
 
 @app.post("/forms/profile", status_code=202)
 async def profile_form(post: ProfilePost) -> dict[str, Any]:
+    ledger.write("clicked", profile=post.profile, revision=post.revision)
     known = edits.get(post.profile)
     if known is None or post.revision > known.revision:  # clicks may overtake each other on the way
         edits[post.profile] = post
-    job_id = f"profile:{post.profile}"
-    return answer(await save_profile.dispatch({"profile": post.profile}, job_id=job_id, delay="3s"))
+    payload = {"profile": post.profile, "revision": post.revision}
+    return answer(await save_profile.dispatch(payload, job_id=f"profile:{post.profile}", delay="3s"))
 
 
 @app.post("/forms/{form}", status_code=202)

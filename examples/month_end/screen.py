@@ -100,6 +100,8 @@ def summary_rows(tally: Tally, retries: int) -> list[tuple[str, str]]:
         ("request to response, p50", f"{tally.percentile_ms(50):.1f} ms"),
         ("request to response, p99", f"{tally.percentile_ms(99):.1f} ms"),
     ]
+    if tally.sent_again:
+        rows.append(("sent again, connection broke", f"{tally.sent_again:,}"))
     if tally.refused:
         rows.append(("answered with an error", f"{tally.refused:,}"))
     return rows

@@ -79,6 +79,7 @@ def honest_ledger(parts: Any, deliveries: list[Any]) -> list[dict[str, Any]]:
     """What the outside world writes when all goes well."""
     ledger: list[dict[str, Any]] = []
     seen: set[str] = set()
+    bursts: dict[tuple[str, bool], list[dict[str, Any]]] = {}
     for one in deliveries:
         if one.id in seen or one.to == "/forms/profile":
             continue
@@ -90,10 +91,24 @@ def honest_ledger(parts: Any, deliveries: list[Any]) -> list[dict[str, Any]]:
             ledger.append({"what": "invoice sent", "invoice": invoice["invoice"]})
         else:
             ledger.append({"what": "form taken", "id": one.id})
-    for save in parts.checks.last_clicks(deliveries):
-        profile, _, revision = save.partition(" revision ")
-        ledger.append({"what": "profile saved", "profile": profile, "revision": int(revision)})
+    for one in deliveries:  # a customer comes back after eleven seconds or more: a new burst
+        if one.to == "/forms/profile":
+            click = {"at_ms": one.at_ms, "what": "clicked"} | facts(one.body["profile"], one.body["revision"])
+            burst = bursts.setdefault((one.body["profile"], one.at_ms > 10_000), [])
+            burst.append(click)
+    for clicks in bursts.values():
+        ledger += [*clicks, saved(clicks[0], clicks[-1]["revision"])]
     return ledger
+
+
+def facts(profile: str, revision: int) -> dict[str, Any]:
+    return {"profile": profile, "revision": revision}
+
+
+def saved(first: dict[str, Any], revision: int, *, after_ms: int = 3_010) -> dict[str, Any]:
+    """The line of a run which the first click has asked for."""
+    at_ms = first["at_ms"] + after_ms
+    return {"at_ms": at_ms, "what": "profile saved", "asked_by": first["revision"]} | facts(first["profile"], revision)
 
 
 def verdicts(parts: Any, ledger: list[dict[str, Any]], deliveries: list[Any], retries: int) -> list[bool]:
@@ -118,14 +133,105 @@ def test_the_judge_accepts_an_honest_ledger_and_no_other(parts: Any) -> None:
             assert verdicts(parts, without, deliveries, retries) == expected, f"{what} never"
 
 
-def test_bursts_of_clicks_are_told_apart(parts: Any) -> None:
-    """Clicks within one debounce are one burst, whose last click counts; a later click opens the next."""
+def clicked(at_ms: int, revision: int) -> dict[str, Any]:
+    return {"at_ms": at_ms, "what": "clicked"} | facts("p", revision)
 
-    def click(at_ms: int, revision: int) -> Any:
-        return parts.client.Delivery(at_ms, f"frm_{at_ms}", "/forms/profile", {"profile": "p", "revision": revision})
 
-    clicks = [click(0, 1), click(900, 2), click(2_999, 3), click(3_000, 4), click(9_000, 5)]
-    assert parts.checks.last_clicks(clicks) == ["p revision 3", "p revision 4", "p revision 5"]
+def judge_clicks(parts: Any, *ledger: dict[str, Any]) -> Any:
+    clicks = [line for line in ledger if line["what"] == "clicked"]
+    body = [{"profile": line["profile"], "revision": line["revision"]} for line in clicks]
+    return parts.checks.check_clicks([parts.client.Delivery(0, "frm", "/forms/profile", one) for one in body], ledger)
+
+
+def test_bursts_are_what_the_server_has_received(parts: Any) -> None:
+    """However late the clicks come, one after the run begins a new burst, and one before it does not."""
+    one, late, later = clicked(0, 1), clicked(3_200, 2), clicked(9_000, 3)
+    quick = judge_clicks(parts, one, clicked(900, 2), saved(one, 2), later, saved(later, 3))
+    assert (quick.problems, quick.text[:16]) == ([], "each of 2 bursts")
+    split = judge_clicks(parts, one, saved(one, 1), late, saved(late, 2), later, saved(later, 3))
+    assert (split.problems, split.text[:16]) == ([], "each of 3 bursts")
+    run_was_late = judge_clicks(parts, one, late, saved(one, 2, after_ms=4_000))
+    assert (run_was_late.problems, run_was_late.text[:16]) == ([], "each of 1 bursts")
+
+
+def test_clicks_that_are_repeated_overtaken_or_come_during_the_run_are_no_fault(parts: Any) -> None:
+    """The connection broke, the network swapped two, the row was being written: the newest revision is saved."""
+    one, two = clicked(0, 1), clicked(100, 2)
+    assert judge_clicks(parts, one, one, two, saved(one, 2)).good
+    assert judge_clicks(parts, two, clicked(101, 1), saved(two, 2)).good
+    assert judge_clicks(parts, one, clicked(3_005, 2), saved(one, 1), saved(one, 2, after_ms=3_020)).good
+
+
+def test_a_wrong_engine_is_found_whatever_the_machine(parts: Any) -> None:
+    """A run too many, too early, with a later payload, or none at all."""
+    one, two = clicked(0, 1), clicked(900, 2)
+    for wrong, ledger in {
+        "p revision 2: saved again without a click": [one, two, saved(one, 2), saved(two, 2)],
+        "p revision 2: asked for by click 2 instead of the first, 1": [one, two, saved(two, 2)],
+        "p revision 1: saved 2,500 ms after the first click instead of 3,000": [one, saved(one, 1, after_ms=2_500)],
+        "p: revision 2 was not saved": [one, two, saved(one, 1)],
+        "p: revision 1 was not saved": [one],
+    }.items():
+        assert judge_clicks(parts, *ledger).problems == [wrong]
+    sent = [parts.client.Delivery(0, "frm_1", "/forms/profile", {"profile": "p", "revision": 1})]
+    assert parts.checks.check_clicks(sent, []).problems == ["p: the click of revision 1 never came"]
+
+
+# --- the client ------------------------------------------------------------------------------------------------------
+
+
+async def test_a_delivery_whose_connection_breaks_is_sent_again(parts: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the same id and body, until it is answered; the repetitions are counted."""
+    import httpx2
+
+    monkeypatch.setattr(parts.client, "FIRST_PAUSE_S", 0.0)
+    came: list[tuple[str, bytes]] = []
+
+    def app(request: httpx2.Request) -> httpx2.Response:
+        came.append((request.headers["X-Delivery-Id"], request.content))
+        if len(came) < 3:
+            raise httpx2.ReadError("")
+        return httpx2.Response(202, json={"duplicate": True, "state": "active"})
+
+    tally = parts.client.Tally(1)
+    delivery = parts.client.Delivery(0, "in_1", "/hooks/invoices", {"invoice": 1})
+    async with httpx2.AsyncClient(transport=httpx2.MockTransport(app), base_url="http://shop") as http:
+        assert await parts.client.play(http, [delivery], tally) == [delivery]
+    assert len(came) == 3
+    assert len(set(came)) == 1
+    assert (tally.sent_again, tally.received, tally.duplicates) == (2, 1, Counter(active=1))
+
+
+async def test_the_client_gives_up_on_a_server_that_is_gone(parts: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Five tries, then the error of the last; it does not go on for ever."""
+    import httpx2
+
+    monkeypatch.setattr(parts.client, "FIRST_PAUSE_S", 0.0)
+    tries = []
+
+    def app(request: httpx2.Request) -> httpx2.Response:
+        tries.append(request)
+        raise httpx2.ConnectError("refused")
+
+    async with httpx2.AsyncClient(transport=httpx2.MockTransport(app), base_url="http://shop") as http:
+        with pytest.raises(httpx2.ConnectError):
+            await parts.client.status(http)
+    assert len(tries) == 5
+
+
+async def test_what_could_not_be_sent_in_time_is_left_out(parts: Any) -> None:
+    """After the last moment nothing is sent, and the answer says what was."""
+    import httpx2
+
+    def app(_: httpx2.Request) -> httpx2.Response:
+        return httpx2.Response(202, json={"duplicate": False, "state": "waiting"})
+
+    deliveries = [parts.client.Delivery(at_ms, f"in_{at_ms}", "/hooks/invoices", {}) for at_ms in (0, 150)]
+    tally = parts.client.Tally(2)
+    async with httpx2.AsyncClient(transport=httpx2.MockTransport(app), base_url="http://shop") as http:
+        assert await parts.client.play(http, deliveries, tally, last_moment=time.monotonic() - 1) == []
+        assert tally.received == 0
+        assert await parts.client.play(http, deliveries, tally) == deliveries
 
 
 # --- what is shown ---------------------------------------------------------------------------------------------------
@@ -150,6 +256,13 @@ def test_the_summary_fits_a_terminal_and_names_what_is_wrong(parts: Any) -> None
     assert "WRONG  each invoice was sent once" in shown
     assert "in_4: 2 times instead of 1" in shown
     assert "and 2 more" in shown
+    assert "sent again" not in shown
+
+
+def test_the_summary_counts_what_was_sent_again(parts: Any) -> None:
+    """Broken connections are no secret."""
+    rows = dict(parts.screen.summary_rows(parts.client.Tally(3, sent_again=2), 0))
+    assert rows["sent again, connection broke"] == "2"
 
 
 # --- the whole -------------------------------------------------------------------------------------------------------
@@ -214,26 +327,55 @@ def test_demo_runs_by_itself_and_everything_is_done_once(tmp_path: Path) -> None
     assert len(re.findall(r"of 2,041 deliveries: [\d,]+ jobs created", out)) >= 5
 
 
-@pytest.mark.slow
-@unix_only
-def test_demo_can_fail(tmp_path: Path) -> None:
-    """Take the retention out of the app, and late deliveries send invoices again: the demo says so and exits with 1."""
+def spoiled_copy(folder: Path, pattern: str, replacement: str, places: int) -> Path:
+    """The examples with a mistake in the app."""
     for source in EXAMPLES.rglob("*"):
         if source.is_file() and "__pycache__" not in source.parts:
-            target = tmp_path / source.relative_to(EXAMPLES)
+            target = folder / source.relative_to(EXAMPLES)
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes(source.read_bytes())
-    app = tmp_path / "month_end" / "app.py"
-    spoiled, places = re.subn(r'remove_on_complete=\{"age": DAY_S\},?', "", app.read_text(encoding="utf-8"))
-    assert places == 2
+    app = folder / "month_end" / "app.py"
+    spoiled, found = re.subn(pattern, replacement, app.read_text(encoding="utf-8"))
+    assert found == places
     app.write_text(spoiled, encoding="utf-8")
+    return folder
 
-    with demo(tmp_path, "--seconds", "5", examples=tmp_path) as process:
+
+@pytest.mark.slow
+@unix_only
+@pytest.mark.parametrize(
+    ("pattern", "replacement", "places", "verdict"),
+    [
+        pytest.param(
+            r'remove_on_complete=\{"age": DAY_S\},?',
+            "",
+            2,
+            r"each of \d+ invoices was sent once\n {7}in_\d+: [2-9] times instead of 1",
+            id="late deliveries send invoices again",
+        ),
+        pytest.param(
+            r'job_id=f"profile:{post.profile}"',
+            'job_id=f"profile:{post.profile}:{post.revision}"',
+            1,
+            r"each of \d+ bursts .*(?:\n {7}.*)*?\n {7}pro_\w+ revision \d+: saved again without a click",
+            id="each click has its own run",
+        ),
+        pytest.param(
+            'delay="3s"',
+            'delay="2s"',
+            1,
+            r"each of \d+ bursts .*(?:\n {7}.*)*?\n {7}pro_\w+ revision \d+: saved 2,\d+ ms after the first click instead of 3,000",
+            id="runs come too early",
+        ),
+    ],
+)
+def test_demo_can_fail(tmp_path: Path, pattern: str, replacement: str, places: int, verdict: str) -> None:
+    """With a mistake in the app, the demo says what was done wrong and exits with 1."""
+    examples = spoiled_copy(tmp_path, pattern, replacement, places)
+    with demo(tmp_path, "--seconds", "5", examples=examples) as process:
         out, err = process.communicate(timeout=60)
     assert process.returncode == 1, out + err
-    assert re.search(
-        r"^WRONG  each of \d+ invoices was sent once\n {7}in_\d+: [2-9] times instead of 1$", out, re.MULTILINE
-    )
+    assert re.search(rf"^WRONG  {verdict}$", out, re.MULTILINE), out
 
 
 @pytest.mark.slow
