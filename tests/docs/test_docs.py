@@ -118,15 +118,15 @@ def test_the_reference_has_every_argument_with_its_default(title: str, call: Cal
 
 # The engine has many methods that only the rooms around the facade call; these are for users.
 PUBLIC_OF_ENGINE = set(
-    "astart astop events failed_jobs failed_jobs_sync flow flow_sync health lifespan on queue retry_failed_job "
-    "retry_failed_job_sync run_forever run_until_idle schedule schedule_sync start stop".split()
+    "astart astop events failed_jobs failed_jobs_sync flow flow_sync handover health lifespan on queue "
+    "retry_failed_job retry_failed_job_sync run_forever run_until_idle schedule schedule_sync start stop".split()
 )
 INTERNAL = {
     "EngineEvent": {"fields_cache"},
     "JobLogFilter": {"filter"},
-    "RedisSnapshot": {"open_store"},
+    "RedisSnapshot": {"open_store", "hands_over"},
     "ScheduleView": {"of"},
-    "SqliteSnapshot": {"open_store"},
+    "SqliteSnapshot": {"open_store", "hands_over"},
     "Deduplication": {"rule", "delay_ms"},
     "QueueView": {"record"},
     "Registry": {"serve", "newest", "engine_for", "engine_of"},

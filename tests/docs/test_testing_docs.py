@@ -17,7 +17,7 @@ SUITE = ROOT / "examples" / "testing"
 
 def test_the_tests_on_the_page_pass() -> None:
     """Not only the code at the top level of the page, which runs with all pages: its test cases too."""
-    page = Page(ROOT / "docs" / "how-to-test.md")
+    page = Page(ROOT / "docs" / "testing.md")
     page.run_all()
     names = vars(page.module)
     cases = [value for value in names.values() if isinstance(value, type) and issubclass(value, unittest.TestCase)]
@@ -33,7 +33,7 @@ def test_every_call_that_the_pages_name_exists() -> None:
     """A renamed method would otherwise stay in a table for ever."""
     from inproc_jobs.testing import Harness
 
-    for page in ("how-to-test.md", "coming-from.md"):
+    for page in ("testing.md", "coming-from.md"):
         text = (ROOT / "docs" / page).read_text(encoding="utf-8")
         named = set(re.findall(r"\bjobs\.(\w+)", text)) - {"mode", "clock", "engine"}
         assert named, page
