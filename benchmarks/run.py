@@ -52,8 +52,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         made += repetitions
         disturbed += repetitions - len(calm)
         for figure in group.figures:
-            # What was measured beside somebody else's work counts only where there is nothing better.
-            row = summarize(group, figure, calm or results, judge=not options.quick)
+            # What was measured beside somebody else's work counts only where there is too little else for a median.
+            row = summarize(group, figure, calm if len(calm) > 2 else results, judge=not options.quick)
             rows.append(row)
             print(layout.line(row), flush=True)
     print()
