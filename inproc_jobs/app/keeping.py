@@ -14,6 +14,7 @@ from inproc_jobs.app.lifecycle import EngineState, StopReport
 from inproc_jobs.core.job import HELD
 from inproc_jobs.errors import EngineNotStartedError, EngineStoppedError, LeaseLostError, SnapshotUnavailableError
 from inproc_jobs.runtime.runtime import Runtime
+from inproc_jobs.snapshot.config import RedisSnapshot
 from inproc_jobs.snapshot.keeper import Keeper
 
 if TYPE_CHECKING:
@@ -155,7 +156,7 @@ class KeptEngine(HostedEngine):
         Raises:
             SnapshotUnavailableError: There is no snapshot in Redis, or not everything could be stored.
         """
-        if self._snapshot is None or not self._snapshot.hands_over:
+        if not isinstance(self._snapshot, RedisSnapshot):
             raise SnapshotUnavailableError("there is nothing to hand over: the engine has no snapshot in Redis")
         if self._keeper is None:
             raise SnapshotUnavailableError("there is nothing to hand over: the engine does not run")

@@ -30,10 +30,7 @@ class Snapshot:
         every_ms, timeout_ms, lease_ms: Interval of writes; patience with the store; how long it stays ours without a
             sign of life.
         on_held: "refuse" or "wait" when another engine owns the store.
-        hands_over: Whether the store can be left as a live BullMQ queue.
     """
-
-    hands_over = False
 
     def __init__(self, mode: Any, every: Any, timeout: Any, lease: Any, on_held: Any) -> None:
         if mode not in _MODES:
@@ -75,8 +72,6 @@ class RedisSnapshot(Snapshot):
         lease: How long the store is ours without a sign of life.
         on_held: What to do when another engine owns the store: "refuse", or "wait" for it to end.
     """
-
-    hands_over = True
 
     def __init__(
         self,
