@@ -233,3 +233,30 @@ def test_a_slot_is_later_in_phase_and_the_first(every: int, phase: int, late: in
     assert moment == previous + every or (now < moment <= now + every)
     assert moment >= now
     assert offset == previous % every
+
+
+def test_an_interval_steps_over_ids_that_are_taken(core: Core, queue: Queue) -> None:
+    """Registered again while a run is active the next free slot is taken; after 32 taken ones it is refused (-11)."""
+    upsert(core, queue, pattern=False)
+    assert core.fetch(queue, T0, "0") is not None
+    for step in (1, 2):
+        core.add(queue, "n", b"{}", JobOptions(), T0, id=iteration(EVERY * step))
+    job = upsert(core, queue, pattern=False)
+    assert job is not None
+    assert (job.id, job.due_ms) == (iteration(300), T0 + 300)
+    core.remove_scheduler(queue, "s")
+    assert core.fetch(queue, T0, "0") is not None
+    core.check()
+
+
+def test_an_interval_gives_up_after_32_taken_ids(core: Core, queue: Queue) -> None:
+    """And nothing has changed."""
+    upsert(core, queue, pattern=False)
+    assert core.fetch(queue, T0, "0") is not None
+    for step in range(1, 34):
+        core.add(queue, "n", b"{}", JobOptions(), T0, id=iteration(EVERY * step))
+    with pytest.raises(JobSchedulerError) as caught:
+        upsert(core, queue, pattern=False)
+    assert caught.value.code == -11
+    assert list(queue.delayed) == []
+    core.check()

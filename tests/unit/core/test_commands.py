@@ -1,0 +1,361 @@
+"""Details of commands that the traces do not pin: moments, slices, answers, and what must stay untouched."""
+
+from __future__ import annotations
+
+import pytest
+
+from inproc_jobs.core.core import Core
+from inproc_jobs.core.job import ABSOLUTE_DUE, LIFO, WATCHED, Job, ParentLink
+from inproc_jobs.core.options import Backoff, Deduplication, JobOptions, Limiter, WorkerOptions
+from inproc_jobs.core.queue import Queue
+from inproc_jobs.core.states import DELAYED, JobState
+from inproc_jobs.errors import JobLockMismatchError, JobLockMissingError
+
+T0 = 1_700_000_000_001  # odd: no sum of small numbers equals a bitwise operation on it by chance
+PLAIN = JobOptions()
+LIMITED = WorkerOptions(limiter=Limiter(max=2, duration_ms=1001))
+
+
+@pytest.fixture
+def core() -> Core:
+    made = Core()
+    made.listening = True
+    return made
+
+
+@pytest.fixture
+def queue(core: Core) -> Queue:
+    return core.queue("q")
+
+
+def add(core: Core, queue: Queue, opts: JobOptions = PLAIN, now: int = T0, **more: object) -> Job:
+    job = core.add(queue, "n", b"{}", opts, now, **more)  # type: ignore[arg-type]
+    assert isinstance(job, Job)
+    return job
+
+
+def told(core: Core, name: str) -> list[dict[str, object]]:
+    return [dict(event.fields) for event in core.events if event.name == name]
+
+
+# --- coming in ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["options", "flag"])
+def test_lifo_by_the_options_or_by_the_job(core: Core, queue: Queue, how: str) -> None:
+    """Either puts the job before all that wait; a plain one is not moved by its other flags."""
+    opts, flags = (JobOptions(lifo=True), 0) if how == "options" else (PLAIN, LIFO)
+    first = add(core, queue)
+    plain = add(core, queue, flags=WATCHED)
+    front = add(core, queue, opts, flags=flags)
+    assert list(queue.wait) == [front, first, plain]
+
+
+def test_a_kept_add_follows_with_its_own_delay_priority_and_front(core: Core, queue: Queue) -> None:
+    """What was asked for by the add that follows an active owner counts from the end of that owner."""
+    rule = Deduplication(id="k", keep_last=True)
+    for more, home in (
+        ({"delay": 500}, queue.delayed),
+        ({"priority": 3}, queue.prioritized),
+        ({"flags": LIFO}, queue.wait),
+    ):
+        owner = add(core, queue, deduplication=rule)
+        assert core.fetch(queue, T0, "t") is owner
+        core.add(queue, "n", b"1", PLAIN, T0, deduplication=rule, **more)  # type: ignore[arg-type]
+        other = add(core, queue, priority=9 if home is queue.prioritized else 0)
+        core.complete(queue, owner.id, b"1", T0 + 100, "t")
+        assert [job.data for job in home][:1] == [b"1"]
+        if home is queue.delayed:
+            assert [job.due_ms for job in home] == [T0 + 600]
+        for job in list(queue.index.values()):
+            core.remove(queue, job.id, T0)
+        assert other.state is JobState.REMOVED
+    core.check()
+
+
+def test_a_kept_add_makes_the_key_last_until_the_owner_ends(core: Core, queue: Queue) -> None:
+    """Also where the owner had taken the key for a time only."""
+    owner = add(core, queue, deduplication=Deduplication(id="k", ttl_ms=1000))
+    assert core.fetch(queue, T0, "t") is owner
+    core.add(queue, "n", b"1", PLAIN, T0 + 500, deduplication=Deduplication(id="k", keep_last=True))
+    assert core.deduplication_owner(queue, "k", T0 + 2000) == owner.id
+    core.complete(queue, owner.id, b"1", T0 + 3000, "t")
+    follower = core.fetch(queue, T0 + 3000, "t")
+    assert follower is not None
+    assert core.deduplication_owner(queue, "k", T0 + 3000) == follower.id
+
+
+def test_a_full_delay_counts_from_the_creation(core: Core, queue: Queue) -> None:
+    """Not from the moment of the add, where both are given."""
+    job = add(core, queue, delay=1000, timestamp=T0 - 300)
+    assert job.due_ms == T0 + 700
+
+
+# --- rate -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_window_opens_with_the_first_start_and_closes_after_its_time(core: Core, queue: Queue) -> None:
+    """Two starts, then none until the window that the first one opened is over."""
+    for _ in range(4):
+        add(core, queue)
+    assert core.fetch(queue, T0, "t", LIMITED) is not None
+    assert core.fetch(queue, T0 + 500, "t", LIMITED) is not None
+    assert core.fetch(queue, T0 + 1000, "t", LIMITED) is None
+    assert core.next_wake_ms(queue, T0 + 1000, LIMITED) == T0 + 1001
+    assert core.rate_limit_ttl(queue, T0 + 1000, 2) == 1
+    assert core.rate_limit_ttl(queue, T0 + 1000, 3) == 0
+    assert core.fetch(queue, T0 + 1001, "t", LIMITED) is not None
+    assert queue.limiter_until_ms == T0 + 2002
+
+
+def test_an_order_to_wait_lasts_as_long_as_it_says(core: Core, queue: Queue) -> None:
+    """`rate_limit` holds workers with a limiter, and no others; the bare window is told, and can be closed."""
+    for _ in range(3):
+        add(core, queue)
+    core.rate_limit(queue, 7, T0)
+    assert core.fetch(queue, T0 + 6, "t", LIMITED) is None
+    assert core.rate_limit_ttl(queue, T0 + 4) == 3
+    assert core.fetch(queue, T0 + 6, "t") is not None
+    assert core.fetch(queue, T0 + 7, "t", LIMITED) is not None
+    core.rate_limit(queue, 7, T0 + 8)
+    assert core.remove_rate_limit(queue, T0 + 9)
+    assert not core.remove_rate_limit(queue, T0 + 9)
+    assert core.rate_limit_ttl(queue, T0 + 9) == -2
+
+
+def test_a_queue_wakes_for_what_comes_first(core: Core, queue: Queue) -> None:
+    """The next due time or the end of the window; a paused queue still wakes to promote; nothing, nothing."""
+    assert core.next_wake_ms(queue, T0) is None
+    add(core, queue, delay=2000)
+    add(core, queue)
+    core.rate_limit(queue, 500, T0)
+    assert core.next_wake_ms(queue, T0, LIMITED) == T0 + 500
+    assert core.next_wake_ms(queue, T0) == T0 + 2000
+    core.pause(queue)
+    assert core.next_wake_ms(queue, T0, LIMITED) == T0 + 2000
+
+
+# --- many jobs ------------------------------------------------------------------------------------------------------
+
+
+def test_a_drain_in_slices(core: Core, queue: Queue) -> None:
+    """At most so many at a time, each answered, until none is left; delayed and active ones stay unless asked for."""
+    delayed = add(core, queue, delay=5)
+    for _ in range(3):
+        add(core, queue)
+    urgent = add(core, queue, priority=1)
+    active = core.fetch(queue, T0, "t")
+    assert [core.drain(queue, limit=2) for _ in range(3)] == [2, 1, 0]
+    assert urgent.state is JobState.REMOVED
+    assert list(queue.index.values()) == [delayed, active]
+    assert core.drain(queue, delayed=True) == 1
+    assert list(queue.index.values()) == [active]
+    assert told(core, "removed") == []
+    core.check()
+
+
+def test_promoting_all_forgets_dates_only(core: Core, queue: Queue) -> None:
+    """Jobs with a `run_at` become plain waiting ones; their other marks stay."""
+    job = add(core, queue, delay=5000, flags=ABSOLUTE_DUE | WATCHED)
+    assert core.promote_jobs(queue, T0) == 1
+    assert list(queue.wait) == [job]
+    assert job.flags & ABSOLUTE_DUE == 0
+    assert job.flags & WATCHED
+    core.check()
+
+
+def test_obliterating_frees_locks_by_force(core: Core, queue: Queue) -> None:
+    """Nothing is left of active jobs: not their locks, timed or not, not their marks."""
+    for _ in range(2):
+        add(core, queue)
+    core.fetch(queue, T0, "t", WorkerOptions(lock_ms=1000))
+    core.fetch(queue, T0, "t")
+    core.obliterate(queue, T0, force=True)
+    assert (queue.index, queue.locks, queue.lock_until_ms, queue.stalled_ids) == ({}, {}, {}, {})
+    assert (queue.counter, queue.paused) == (0, False)
+    core.check()
+
+
+# --- ends -----------------------------------------------------------------------------------------------------------
+
+
+def test_only_watched_jobs_report_their_end(core: Core, queue: Queue) -> None:
+    """Nobody waits for the others."""
+    watched, plain = add(core, queue, flags=WATCHED), add(core, queue)
+    for job in (watched, plain):
+        assert core.fetch(queue, T0, "t") is job
+        core.complete(queue, job.id, b"1", T0, "t")
+    assert core.ended == [watched]
+
+
+def test_traces_grow_with_the_failures(core: Core, queue: Queue) -> None:
+    """From those that are stored, or from those that the worker knows; the newest stay where there is a limit."""
+    job = add(core, queue, JobOptions(attempts=9, stack_trace_limit=2))
+    for number in range(3):
+        assert core.fetch(queue, T0, "t") is job
+        core.fail(queue, job.id, "no", f"trace {number}", T0, "t")
+    assert job.extra is not None
+    assert job.extra.stacktrace == ["trace 1", "trace 2"]
+    core.fetch(queue, T0, "t")
+    core.fail(queue, job.id, "no", None, T0, "t")
+    assert job.extra.stacktrace == ["trace 1", "trace 2"]
+    stale = Job(job.id, "n", b"{}", job.opts, T0)
+    core.fetch(queue, T0, "t")
+    core.fail(queue, job.id, "no", "another", T0, "t", held=stale)
+    assert job.extra.stacktrace == ["another"]
+
+
+def test_a_finish_hands_over_the_next_under_its_own_token(core: Core, queue: Queue) -> None:
+    """With `fetch_next` the next job is locked with `next_token`, or where none is given with the same."""
+    for _ in range(3):
+        add(core, queue)
+    core.fetch(queue, T0, "a")
+    second = core.complete(queue, "1", b"1", T0, "a", fetch_next=True, next_token="b")
+    assert second is not None
+    with pytest.raises(JobLockMismatchError):
+        core.complete(queue, second.id, b"1", T0, "a")
+    third = core.complete(queue, second.id, b"1", T0, "b", fetch_next=True)
+    assert third is not None
+    core.complete(queue, third.id, b"1", T0, "b")
+    with pytest.raises(JobLockMissingError):
+        core.complete(queue, third.id, b"1", T0, "b")
+
+
+def test_a_custom_strategy_is_bounded_by_max_delay(core: Core, queue: Queue) -> None:
+    """What it answers is cut at `max_delay`, and goes as it is below."""
+    opts = JobOptions(attempts=9, backoff=Backoff(type="mine", max_delay_ms=100))
+    for answer, due in ((50, 50), (100, 100), (5000, 100)):
+        job = add(core, queue, opts)
+        assert core.fetch(queue, T0, "t") is job
+        core.fail(queue, job.id, "no", None, T0, "t", strategy_delay=answer)
+        assert (job.state, job.due_ms) == (DELAYED, T0 + due)
+        core.remove(queue, job.id, T0)
+
+
+def test_locks_run_out_to_the_millisecond(core: Core, queue: Queue) -> None:
+    """Extended while it holds and by its owner only, counted from then; afterwards the job cannot be ended."""
+    job = add(core, queue)
+    core.fetch(queue, T0, "t", WorkerOptions(lock_ms=100))
+    assert core.is_locked(queue, job.id, T0 + 99)
+    assert not core.is_locked(queue, job.id, T0 + 100)
+    assert not core.extend_lock(queue, job.id, "other", 100, T0 + 50)
+    assert not core.extend_lock(queue, job.id, "t", 100, T0 + 100)
+    assert core.extend_lock(queue, job.id, "t", 100, T0 + 99)
+    assert core.is_locked(queue, job.id, T0 + 198)
+    with pytest.raises(JobLockMissingError):
+        core.complete(queue, job.id, b"1", T0 + 199, "t")
+    assert not core.extend_lock(queue, "nobody", "t", 100, T0)
+
+
+# --- flows ----------------------------------------------------------------------------------------------------------
+
+
+def family(core: Core, queue: Queue, children: int = 2) -> tuple[Job, list[Job]]:
+    parent = add(core, queue, id="p", has_children=True)
+    link = ParentLink("p", "q")
+    return parent, [add(core, queue, id=f"c{number}", parent=link) for number in range(children)]
+
+
+def test_a_parent_goes_on_when_its_last_child_is_cut_off(core: Core, queue: Queue) -> None:
+    """Each answer says whether there was something to cut; once cut off a child has no parent any more."""
+    parent, (first, second) = family(core, queue)
+    assert core.remove_child_dependency(queue, first.id)
+    assert first.extra is not None
+    assert first.extra.parent is None
+    assert parent.state is JobState.WAITING_CHILDREN
+    assert core.remove_child_dependency(queue, second.id)
+    assert parent.state is JobState.WAITING
+    assert queue.wait.head() is parent
+    core.check()
+
+
+def test_removing_a_parent_takes_its_children_in_every_state(core: Core, queue: Queue) -> None:
+    """Children first; without `remove_children` they stay."""
+    _, (first, second) = family(core, queue)
+    assert core.fetch(queue, T0, "t") is first
+    core.complete(queue, first.id, b"1", T0, "t")
+    assert core.remove(queue, "p", T0)
+    assert queue.index == {}
+    assert [event["jobId"] for event in told(core, "removed")] == [first.id, second.id, "p"]
+    family(core, queue)
+    assert core.remove(queue, "p", T0, remove_children=False)
+    assert set(queue.index) == {"c0", "c1"}
+    core.check()
+
+
+def test_a_locked_child_keeps_its_parent(core: Core, queue: Queue) -> None:
+    """Nothing is removed then, unless the children are to stay anyway."""
+    _, (first, second) = family(core, queue)
+    assert core.fetch(queue, T0, "t") is first
+    assert not core.remove(queue, "p", T0)
+    assert set(queue.index) == {"p", first.id, second.id}
+    core.remove_unprocessed_children(queue, "p", T0)
+    assert set(queue.index) == {"p", first.id}
+    core.check()
+
+
+# --- what a store is told -------------------------------------------------------------------------------------------
+
+COMMANDS = {
+    "update_data": lambda core, queue: core.update_data(queue, "w", b"1"),
+    "update_progress": lambda core, queue: core.update_progress(queue, "w", b"1"),
+    "add_log": lambda core, queue: core.add_log(queue, "w", "row"),
+    "change_priority of a delayed one": lambda core, queue: core.change_priority(queue, "d", 3, T0),
+    "change_priority": lambda core, queue: core.change_priority(queue, "w", 3, T0),
+    "change_delay": lambda core, queue: core.change_delay(queue, "d", 3, T0),
+    "promote": lambda core, queue: core.promote(queue, "d", T0),
+    "complete": lambda core, queue: core.complete(queue, "a", b"1", T0),
+    "fail": lambda core, queue: core.fail(queue, "a", "no", None, T0),
+    "retry later": lambda core, queue: core.fail(queue, "b", "no", None, T0),
+    "move_to_wait": lambda core, queue: core.move_to_wait(queue, "a", T0),
+    "move_to_delayed": lambda core, queue: core.move_to_delayed(queue, "a", 5, T0),
+    "retry": lambda core, queue: core.retry(queue, "f", T0),
+    "remove": lambda core, queue: core.remove(queue, "w", T0),
+    "fetch": lambda core, queue: core.fetch(queue, T0, "0"),
+    "drain": lambda core, queue: core.drain(queue),
+    "cut off": lambda core, queue: core.remove_child_dependency(queue, "c1"),
+    "the end of a child": lambda core, queue: core.complete(queue, "c0", b"1", T0),
+    "a child that fails its parent": lambda core, queue: core.fail(queue, "c2", "no", None, T0),
+    "recover_stalled": lambda core, queue: core.recover_stalled(queue, "a", T0),
+    "shift_clock": lambda core, queue: core.shift_clock(-5),
+    "add": lambda core, queue: core.add(queue, "n", b"{}", PLAIN, T0),
+    "add a parent": lambda core, queue: core.add(queue, "n", b"{}", PLAIN, T0, has_children=True),
+}
+
+
+def records(queue: Queue) -> dict[str, tuple[object, ...]]:
+    """Everything about each job that a store keeps."""
+    return {
+        id: (
+            *(getattr(job, name) for name in Job.__struct_fields__ if name not in {"extra", "opts"}),
+            repr(job.extra),
+        )
+        for id, job in queue.index.items()
+    }
+
+
+@pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
+def test_a_store_is_told_of_every_job_that_a_command_changes(core: Core, queue: Queue, command: object) -> None:
+    """Whatever of a record is another one afterwards, its id is among those that are to be written; no others are."""
+    parent = add(core, queue, id="p", has_children=True)
+    for number in (0, 1, 2):
+        add(core, queue, id=f"c{number}", parent=ParentLink("p", "q", "fpof" if number == 2 else ""))
+    for id in "ab":
+        add(core, queue, JobOptions(attempts=2, backoff=Backoff(delay_ms=9)) if id == "b" else PLAIN, id=id)
+    add(core, queue, id="f")
+    for _ in range(6):
+        core.fetch(queue, T0, "0")
+    core.move_to_wait(queue, "c1", T0)
+    core.fail(queue, "f", "no", None, T0)
+    for id, delay in (("w", 0), ("d", 50)):
+        add(core, queue, id=id, delay=delay)
+    assert parent.state is JobState.WAITING_CHILDREN
+    queue.track()
+    assert queue.touched == {}
+    before = records(queue)
+    command(core, queue)  # type: ignore[operator]
+    after = records(queue)
+    changed = {id for id in before.keys() | after.keys() if before.get(id) != after.get(id)}
+    assert changed
+    assert set(queue.touched) == changed
+    core.check()
