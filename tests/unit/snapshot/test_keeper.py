@@ -892,3 +892,33 @@ def test_paused_owner_that_wakes_up_cannot_overwrite(running):
     assert set(snapshot.shelves["q"].jobs) == {"a"}
     assert not former.close(1)
     assert snapshot.owner == Owner("two", 2, T0)
+
+
+# --- order --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("outcome", ["not written", "unknown"])
+def test_failed_write_moves_nobody(outcome):
+    """A job of which only its payload had changed keeps its place, whatever became of the write that said so."""
+    world = World(mode="periodic")
+    for id in "abc":
+        world.add(id, held=False)
+    world.keeper.write_all()
+    world.core.update_data(world.queue, "a", b'"new"')
+    world.add("x", held=False, priority=0)
+    world.store.script = [unavailable(outcome)]
+    world.keeper.write_all()
+    world.clock.now += 1
+    world.keeper.write_all()
+    assert [job.id for job in world.stored().queue("q").wait] == ["a", "b", "c", "x"]
+    assert picture(world.stored()) == picture(world.core)
+
+
+def test_queue_that_comes_into_being_later():
+    """Its first write has its jobs in the order in which they stand, not in that of their coming."""
+    world = World(mode="periodic")
+    queue = world.core.queue("late")
+    for id in "abc":
+        world.core.add(queue, "n", b"1", JobOptions(lifo=True), T0, id=id)
+    world.keeper.write_all()
+    assert [job.id for job in world.stored().queue("late").wait] == ["c", "b", "a"]
