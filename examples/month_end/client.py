@@ -121,6 +121,8 @@ async def play(
             early_s = delivery.at_ms / 1_000 - (time.perf_counter() - started)
             if early_s > 0:
                 await asyncio.sleep(early_s)
+            if time.monotonic() >= last_moment:
+                break
             group.create_task(post_in_turn(delivery))
     return sent
 
