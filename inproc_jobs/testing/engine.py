@@ -63,7 +63,8 @@ class TestedEngine(Engine):
     async def settle(self, receipts: Iterable[DispatchedJob[Any]] = ()) -> None:
         """Have the jobs stored where there is a snapshot that asks for it; in inline mode run what is ready."""
         if self.hold:
-            await super().settle(receipts)
+            with self._standing_still():
+                await super().settle(receipts)
         if self._inline:
             await self.harness.run_at_home(self.harness.run_ready)
 
@@ -82,9 +83,12 @@ class TestedEngine(Engine):
         with self._settling("flow_sync", "flow"):
             return super().flow_sync(root)
 
-    async def schedule(self, *args: Any, **options: Any) -> ScheduleView | None:
+    async def schedule(self, id: str, job: Any, *args: Any, **options: Any) -> ScheduleView | None:
         """As in production, and then as `settle`."""
-        view = super().schedule_sync(*args, **options)
+        view = super().schedule_sync(id, job, *args, **options)
+        if self.hold:
+            with self._standing_still():
+                await self.settle_schedule(job.queue or self.default_queue, id)
         if self._inline:
             await self.settle()
         return view
@@ -102,6 +106,20 @@ class TestedEngine(Engine):
         self.harness.refuse_inline_in_loop(what, twin)
         yield
         self.harness.run_blocking(self.harness.run_ready)
+
+    async def before_hosting(self) -> None:
+        """As in production."""
+        with self._standing_still():
+            await super().before_hosting()
+
+    @contextmanager
+    def _standing_still(self) -> Iterator[None]:
+        """Stores work in threads of their own, in real time."""
+        self.harness.time.hold()
+        try:
+            yield
+        finally:
+            self.harness.time.release()
 
     # --- waiting for results ------------------------------------------------------------------------------------
 
