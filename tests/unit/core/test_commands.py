@@ -6,10 +6,10 @@ import pytest
 
 from inproc_jobs.core.core import Core
 from inproc_jobs.core.job import ABSOLUTE_DUE, LIFO, WATCHED, Job, ParentLink
-from inproc_jobs.core.options import Backoff, Deduplication, JobOptions, Limiter, WorkerOptions
+from inproc_jobs.core.options import Backoff, Deduplication, JobOptions, Limiter, Retention, WorkerOptions
 from inproc_jobs.core.queue import Queue
 from inproc_jobs.core.states import DELAYED, JobState
-from inproc_jobs.errors import JobLockMismatchError, JobLockMissingError
+from inproc_jobs.errors import JobLockMismatchError, JobLockMissingError, JobNotInStateError, QueueBusyError
 
 T0 = 1_700_000_000_001  # odd: no sum of small numbers equals a bitwise operation on it by chance
 PLAIN = JobOptions()
@@ -57,12 +57,13 @@ def test_a_kept_add_follows_with_its_own_delay_priority_and_front(core: Core, qu
     for more, home in (
         ({"delay": 500}, queue.delayed),
         ({"priority": 3}, queue.prioritized),
+        ({"priority": -3}, queue.wait),  # which leads to prioritized from an add, and not from here, as on BullMQ
         ({"flags": LIFO}, queue.wait),
     ):
         owner = add(core, queue, deduplication=rule)
         assert core.fetch(queue, T0, "t") is owner
         core.add(queue, "n", b"1", PLAIN, T0, deduplication=rule, **more)  # type: ignore[arg-type]
-        other = add(core, queue, priority=9 if home is queue.prioritized else 0)
+        other = add(core, queue, priority=9) if more.get("flags") != LIFO else add(core, queue)
         core.complete(queue, owner.id, b"1", T0 + 100, "t")
         assert [job.data for job in home][:1] == [b"1"]
         if home is queue.delayed:
@@ -176,6 +177,16 @@ def test_obliterating_frees_locks_by_force(core: Core, queue: Queue) -> None:
     core.check()
 
 
+def test_a_queue_with_active_jobs_is_not_obliterated(core: Core, queue: Queue) -> None:
+    """Unless by force; it is paused all the same, as on BullMQ."""
+    job = add(core, queue)
+    core.fetch(queue, T0, "t")
+    with pytest.raises(QueueBusyError):
+        core.obliterate(queue, T0)
+    assert queue.index == {job.id: job}
+    assert queue.paused
+
+
 # --- ends -----------------------------------------------------------------------------------------------------------
 
 
@@ -186,6 +197,35 @@ def test_only_watched_jobs_report_their_end(core: Core, queue: Queue) -> None:
         assert core.fetch(queue, T0, "t") is job
         core.complete(queue, job.id, b"1", T0, "t")
     assert core.ended == [watched]
+
+
+@pytest.mark.parametrize("how", ["complete", "fail for good", "retry now", "retry later", "put back"])
+def test_only_an_active_job_can_end(core: Core, queue: Queue, how: str) -> None:
+    """Without a token, which would be refused before, each end says that the job is not active; it stays where it is."""
+    backoff = {"retry now": None, "retry later": Backoff(delay_ms=5)}.get(how)
+    job = add(core, queue, JobOptions(attempts=3 if how.startswith("retry") else 0, backoff=backoff))
+    ends = {
+        "complete": lambda: core.complete(queue, job.id, b"1", T0),
+        "put back": lambda: core.move_to_delayed(queue, job.id, 5, T0),
+    }
+    with pytest.raises(JobNotInStateError, match="is not in the active state"):
+        ends.get(how, lambda: core.fail(queue, job.id, "no", None, T0))()
+    assert list(queue.wait) == [job]
+    assert (job.attempts_made, job.finished_on) == (0, None)
+    core.check()
+
+
+def test_a_retried_job_that_is_kept_leaves_the_history(core: Core, queue: Queue) -> None:
+    """It failed with a free id and completed with one that stays taken: it does not count as history any more."""
+    queue.history = {JobState.COMPLETED: 3, JobState.FAILED: 3}
+    job = add(core, queue, JobOptions(frees_id=True, remove_on_complete=Retention()))
+    core.fetch(queue, T0, "t")
+    core.fail(queue, job.id, "no", None, T0, "t")
+    core.retry(queue, job.id, T0)
+    core.fetch(queue, T0, "t")
+    core.complete(queue, job.id, b"1", T0, "t")
+    assert [list(past) for past in queue.past.values()] == [[], []]
+    core.check()
 
 
 def test_traces_grow_with_the_failures(core: Core, queue: Queue) -> None:

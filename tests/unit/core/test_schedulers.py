@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inproc_jobs.core.core import Core
-from inproc_jobs.core.job import Job, Repeat
+from inproc_jobs.core.job import LIFO, Job, Repeat
 from inproc_jobs.core.options import Backoff, JobOptions
 from inproc_jobs.core.queue import Queue
 from inproc_jobs.core.schedulers import next_slot
@@ -218,6 +218,17 @@ def test_an_iteration_goes_over_a_finished_one_of_its_moment(core: Core, queue: 
     assert (job.id, job.state, queue.index[job.id]) == (iteration(100), DELAYED, job)
     assert list(queue.completed) == []
     core.check()
+
+
+def test_a_template_hands_its_options_to_each_iteration(core: Core, queue: Queue) -> None:
+    """Priority, front and deduplication id, the last without taking the key (spec section 11.1)."""
+    upsert(core, queue, priority=4, lifo=True, deduplication_id="k")
+    for moment in (100, 200):
+        (job,) = queue.delayed
+        assert job.extra is not None
+        assert (job.priority, job.flags & LIFO, job.extra.deduplication_id) == (4, LIFO, "k")
+        assert start(core, queue, T0 + moment)[1]
+    assert core.deduplication_owner(queue, "k", T0 + 200) is None
 
 
 # --- slots ----------------------------------------------------------------------------------------------------------
