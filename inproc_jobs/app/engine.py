@@ -202,7 +202,7 @@ class Engine(DispatchingEngine):
             id: Of the schedule, any text; unique in the job's queue.
             every: Interval; the first run is due at once, or at `start`.
             cron: Five fields, or six with leading seconds, or an alias such as "@daily".
-            tz: Time zone of `cron`, None is UTC. A time that a change of the clock skips runs at the shifted time, one
+            tz: Time zone of `cron`, None is UTC. A time that a change of the clock skips runs when the gap is over, one
                 that it repeats runs once.
             limit: Runs at most.
             start, end: Aware datetimes; no run before the one, and none is planned once the other is over. An interval

@@ -22,8 +22,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from inproc_jobs.errors import InvalidPayloadError
 from inproc_jobs.core.json_values import MAX_NESTING, decode_json, encode_json
+from inproc_jobs.errors import InvalidPayloadError
 
 
 class Size(enum.StrEnum):
