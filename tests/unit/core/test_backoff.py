@@ -96,6 +96,13 @@ def test_c71_the_ends_of_jitter(draw: float) -> None:
     assert next_delay_ms(whole, 1, draw) == next_delay_ms(whole, 1, draw)
 
 
+@pytest.mark.parametrize("base", [1, 2, 3, 1000, 10**15])
+def test_c71_the_largest_draw_takes_one_off(base: int) -> None:
+    """As floats 0.999... of a delay rounds up to all of it; something is taken off all the same, and no more than that."""
+    largest = 1 - 2**-53
+    assert next_delay_ms(Backoff(delay_ms=base, jitter=0.5), 1, largest) == base - 1
+
+
 def test_jitter_of_exponential_is_a_share_of_the_doubled_delay() -> None:
     """Third attempt of one second doubled twice: between two and four seconds."""
     backoff = Backoff(type="exponential", delay_ms=1000, jitter=0.5)

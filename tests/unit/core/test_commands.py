@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from inproc_jobs.core.core import Core
-from inproc_jobs.core.job import ABSOLUTE_DUE, LIFO, WATCHED, Job, ParentLink
+from inproc_jobs.core.job import ABSOLUTE_DUE, LIFO, WATCHED, Job, ParentLink, Repeat
 from inproc_jobs.core.options import Backoff, Deduplication, JobOptions, Limiter, Retention, WorkerOptions
 from inproc_jobs.core.queue import Queue
 from inproc_jobs.core.states import DELAYED, JobState
@@ -177,6 +177,36 @@ def test_obliterating_frees_locks_by_force(core: Core, queue: Queue) -> None:
     core.check()
 
 
+def test_obliterating_in_slices(core: Core, queue: Queue) -> None:
+    """At most so many jobs per call, until the answer is that all is done; paused is told once, schedules go too."""
+    for number in range(5):
+        add(core, queue, delay=number % 2 * 5, priority=number % 3)
+    core.upsert_scheduler(queue, "s", "n", b"{}", Repeat(every=1000, start_ms=T0 + 5), PLAIN, T0)
+    sizes = []
+    for _ in range(4):
+        done = core.obliterate(queue, T0, limit=2)
+        sizes.append(len(queue.index))
+        if done:
+            break
+        assert queue.paused
+    assert sizes == [4, 2, 0, 0]
+    assert (queue.schedulers, queue.paused, queue.counter) == ({}, False, 0)
+    assert len(told(core, "paused")) == 1
+    core.obliterate(queue, T0)
+    assert len(told(core, "paused")) == 2
+    core.check()
+
+
+def test_a_job_that_is_put_back_is_before_its_equals(core: Core, queue: Queue) -> None:
+    """Also before the first one that came after the line was empty, whatever their ids."""
+    first = add(core, queue, id="z", priority=3)
+    assert core.fetch(queue, T0, "t") is first
+    assert core.fetch(queue, T0, "t") is None
+    second = add(core, queue, id="a", priority=3)
+    core.move_to_wait(queue, "z", T0, "t")
+    assert list(queue.prioritized) == [first, second]
+
+
 def test_a_queue_with_active_jobs_is_not_obliterated(core: Core, queue: Queue) -> None:
     """Unless by force; it is paused all the same, as on BullMQ."""
     job = add(core, queue)
@@ -285,6 +315,57 @@ def test_locks_run_out_to_the_millisecond(core: Core, queue: Queue) -> None:
     with pytest.raises(JobLockMissingError):
         core.complete(queue, job.id, b"1", T0 + 199, "t")
     assert not core.extend_lock(queue, "nobody", "t", 100, T0)
+
+
+def test_a_timed_lock_leaves_nothing_behind(core: Core, queue: Queue) -> None:
+    """Neither its end nor a mark of the stalled check."""
+    worker = WorkerOptions(lock_ms=100)
+    job = add(core, queue)
+    core.fetch(queue, T0, "t", worker)
+    queue.stalled_ids[job.id] = None
+    core.complete(queue, job.id, b"1", T0 + 50, "t")
+    assert (queue.locks, queue.lock_until_ms, queue.stalled_ids) == ({}, {}, {})
+
+
+def test_a_worker_signs_with_its_name(core: Core, queue: Queue) -> None:
+    """Where it has one; else nothing is stored."""
+    signed, unsigned = add(core, queue), add(core, queue)
+    core.fetch(queue, T0, "t", WorkerOptions(name="w"))
+    core.fetch(queue, T0, "t")
+    assert signed.extra is not None
+    assert signed.extra.worker_name == "w"
+    assert unsigned.extra is None
+
+
+def test_obliterating_starts_the_counts_anew(core: Core, queue: Queue) -> None:
+    """Metrics, ids and limits are those of a new queue."""
+    worker = WorkerOptions(metrics_points=5)
+    for _ in range(2):
+        job = add(core, queue)
+        core.fetch(queue, T0, "t", worker)
+        core.complete(queue, job.id, b"1", T0, "t", worker=worker)
+    assert queue.metrics["completed"].count == 2
+    queue.max, queue.duration, queue.concurrency = 1, 1000, 1
+    core.obliterate(queue, T0)
+    assert [metrics.count for metrics in queue.metrics.values()] == [0, 0]
+    assert (queue.max, queue.duration, queue.concurrency) == (None, None, None)
+    assert add(core, queue).id == "1"
+
+
+@pytest.mark.parametrize(
+    ("limit", "left"), [(2, ["1", "2", "5"]), (3, ["1", "5"]), (0, ["1", "2", "3", "4", "5"]), (-1, ["5"])]
+)
+def test_the_age_rule_takes_so_many_at_a_time(core: Core, queue: Queue, limit: int, left: list[str]) -> None:
+    """The newest of those that are too old go first; a negative limit is none, as on BullMQ."""
+    for number in range(4):
+        job = add(core, queue)
+        core.fetch(queue, T0 + number, "t")
+        core.complete(queue, job.id, b"1", T0 + number, "t")
+    last = add(core, queue, JobOptions(remove_on_complete=Retention(age_s=1, limit=limit)))
+    core.fetch(queue, T0 + 1003, "t")
+    core.complete(queue, last.id, b"1", T0 + 1003, "t")
+    assert [job.id for job in queue.completed] == left
+    core.check()
 
 
 # --- flows ----------------------------------------------------------------------------------------------------------
