@@ -20,6 +20,8 @@ __all__ = ["BATCH_JOBS", "UNKNOWN", "Capture"]
 
 BATCH_JOBS: Final = 200
 """Jobs per batch: about 2 ms under the lock, the slice that DESIGN 2.9 allows."""
+BATCH_GONE: Final = 4_000
+"""Jobs per batch that came and went since the last one: they only have to be forgotten."""
 BATCH_PARTS: Final = 200
 """Keys, parked adds and schedulers per batch, each, beside those that belong to its jobs."""
 UNKNOWN: Final = "?"
@@ -52,6 +54,10 @@ class Capture:
         self._meta: dict[str, MetaRecord] = {}
         self._owners: dict[str, dict[str, str]] = {}
         self._taken: list[_Taken] = []
+        self._first_queue = 0
+        self._has_more_parts = False
+        self._round_ms = 0
+        self._left: dict[str, int] | None = None
 
     @property
     def cache(self) -> codec.OptionsCache:
@@ -69,6 +75,44 @@ class Capture:
     def backlog(self) -> int:
         """Jobs that the store has not been told of."""
         return sum(len(queue.touched or ()) for queue in self._core.queues.values())
+
+    # --- rounds -------------------------------------------------------------------------------------------------
+
+    def begin_round(self, now_ms: int) -> None:
+        """Tell what has changed until now; what changes from now on waits for the next round."""
+        self._round_ms = now_ms
+        self._left = {queue.name: len(queue.touched or ()) for queue in self._core.queues.values()}
+
+    def end_round(self) -> None:
+        """Tell everything, as far as it goes."""
+        self._left = None
+
+    def is_round_over(self) -> bool:
+        """
+        Whether the store will have all that there was at the beginning once it has the batch that was taken last.
+
+        A job that has moved since has left its turn to the later moves. If the store does not know it at all, and it is
+        older than the round, then it is not to wait for another one.
+        """
+        if self._left is None or self._has_more_parts:
+            return False
+        if not any(self._left.values()):
+            self._left = {queue.name: self._overdue(queue) for queue in self._core.queues.values()}
+        return not any(self._left.values())
+
+    def _overdue(self, queue: Queue) -> int:
+        """How many touched jobs there are up to the last one that is not to wait. Cost: bounded."""
+        stored, last = self.stored.get(queue.name, {}), 0
+        for number, id in enumerate(queue.touched or (), 1):
+            job = queue.index.get(id)
+            if number > BATCH_GONE or (job is not None and job.timestamp <= self._round_ms and id not in stored):
+                last = number
+            if number > BATCH_GONE:
+                break
+        return last
+
+    def _room_in(self, queue: Queue) -> int:
+        return len(queue.touched or ()) if self._left is None else self._left.get(queue.name, 0)
 
     def is_pending(self, queue: Queue, id: str, deduplication_id: str | None) -> bool:
         """Whether the store has yet to be told of a job, or of what hangs on its deduplication id. Cost: O(1)."""
@@ -91,26 +135,47 @@ class Capture:
         """
         batch = Batch(now_ms)
         self._taken = []
+        self._has_more_parts = False
         room = BATCH_JOBS
-        for queue in list(self._core.queues.values()):
+        queues = list(self._core.queues.values())
+        for queue in queues:
             self.track(queue)
-        for queue in list(self._core.queues.values()):
-            if room > 0 and queue.touched:
+        for queue in self._in_turn(queues):
+            if room > 0 and queue.touched and self._room_in(queue) > 0:
                 room -= self._take_jobs(queue, room)
         self._close_over_links()
-        for queue in list(self._core.queues.values()):
+        for queue in queues:
             part = self._part_of(queue)
             if part is not None:
                 batch.queues.append(part)
         return batch if batch.queues or self._taken else None
 
+    def _in_turn(self, queues: list[Queue]) -> list[Queue]:
+        """Another one goes first each time: a queue that is always busy must not keep the others from the store."""
+        if len(queues) < 2:
+            return queues
+        self._first_queue = (self._first_queue + 1) % len(queues)
+        return queues[self._first_queue :] + queues[: self._first_queue]
+
     def _take_jobs(self, queue: Queue, room: int) -> int:
-        """The first touched jobs, in the order of their moves."""
+        """The first touched jobs, in the order of their moves; answers how many. Those that came and went are none."""
         taken = self._taken_of(queue)
-        assert queue.touched is not None
-        for id in list(_first(queue.touched, room)):
-            taken.placements[id] = queue.touched.pop(id)
-        return len(taken.placements)
+        touched, index, stored = queue.touched, queue.index, self.stored[queue.name]
+        assert touched is not None
+        gone: list[str] = []
+        ids: list[str] = []
+        left = self._room_in(queue)
+        for id in touched:
+            if len(ids) == room or len(gone) == BATCH_GONE or len(ids) + len(gone) == left:
+                break
+            (ids if id in index or id in stored else gone).append(id)
+        for id in gone:
+            del touched[id]
+        for id in ids:
+            taken.placements[id] = touched.pop(id)
+        if self._left is not None:
+            self._left[queue.name] = left - len(ids) - len(gone) if touched else 0
+        return len(ids)
 
     def _taken_of(self, queue: Queue) -> _Taken:
         for taken in self._taken:
@@ -164,6 +229,9 @@ class Capture:
         if self._meta.get(queue.name) != meta:
             part.meta = meta
         near_keys, near_schedulers = self._near(queue, placements)
+        self._has_more_parts |= any(
+            len(_touched_of(source)) > BATCH_PARTS for source in (queue.deduplication, queue.parked, queue.schedulers)
+        )
         keys = [id for id in _some(queue.deduplication, near_keys) if self._is_key_ready(queue, id)]
         parked = [id for id in _some(queue.parked, near_keys) if self._is_parked_ready(queue, id)]
         schedulers = [id for id in _some(queue.schedulers, near_schedulers) if self._is_scheduler_ready(queue, id)]

@@ -117,6 +117,7 @@ class Keeper:
         self._down_reason = ""
         self._retry_at = 0.0
         self._backoff_s = FIRST_BACKOFF_S
+        self._next_write = 0.0
         self._next_poll = 0.0
         self._poll_trouble = ""
 
@@ -413,8 +414,10 @@ class Keeper:
     def _wait_turn(self) -> None:
         """Until the next write is due: at the interval, when somebody waits, or after the pause that follows trouble."""
         if self._down_since is None:
-            self._wake.wait(self._every_s)
+            # From start to start: whatever the writing takes, nothing is older than the interval when it begins.
+            self._wake.wait(min(max(self._next_write - self._monotonic(), 0), self._every_s))
             self._wake.clear()
+            self._next_write = self._monotonic() + self._every_s
             return
         while not self._stop.is_set() and not self._flushers:
             left = self._retry_at - self._monotonic()
@@ -424,10 +427,19 @@ class Keeper:
             self._wake.clear()
 
     def write_all(self) -> None:
-        """Batch after batch until nothing has changed since, or the store fails. The writer's thread, and tests."""
+        """
+        Batch after batch until the store has had all that there was at the beginning, or fails. The writer's thread, and
+        tests.
+
+        What changes meanwhile waits for the next round, unless somebody waits for it: a busy engine would be writing all
+        the time, and mostly of jobs that are gone by the end of the interval.
+        """
         try:
             if self._emptied.is_set():
                 self._write_anew()
+            if self.mode == "periodic":
+                with self._host.lock:
+                    self.capture.begin_round(self._host.now_ms())
             while not self.lost and self._write_next():
                 pass
             self._take_foreign()
@@ -440,7 +452,10 @@ class Keeper:
         """Write one batch; False when there is none, or when that failed."""
         host = self._host
         with host.lock:
+            if self._flushers:
+                self.capture.end_round()
             batch = self.capture.take(host.now_ms())
+            is_last = self.capture.is_round_over()
             flushers: list[Future[bool]] = []
             ready: list[Future[None]] = []
             if batch is None:
@@ -449,7 +464,7 @@ class Keeper:
                 if self._down_since is None:
                     self.last_save_ms = host.now_ms()
         if batch is not None:
-            return self._write(batch)
+            return self._write(batch) and not is_last
         for flusher in flushers:
             flusher.set_result(True)
         _resolve(ready)
