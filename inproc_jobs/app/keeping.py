@@ -9,13 +9,14 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from inproc_jobs.app.answers import LoopAnswers
 from inproc_jobs.app.hosting import HostedEngine
 from inproc_jobs.app.lifecycle import EngineState, StopReport
 from inproc_jobs.core.job import HELD
 from inproc_jobs.errors import EngineNotStartedError, EngineStoppedError, LeaseLostError, SnapshotUnavailableError
 from inproc_jobs.runtime.runtime import Runtime
 from inproc_jobs.snapshot.config import RedisSnapshot
-from inproc_jobs.snapshot.keeper import Keeper
+from inproc_jobs.snapshot.keeper import Answer, Keeper
 
 if TYPE_CHECKING:
     from inproc_jobs.app.receipt import DispatchedJob
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["KeptEngine"]
 
 T = TypeVar("T")
+A = TypeVar("A", bound=Answer)
 
 
 class _Host:
@@ -77,6 +79,7 @@ class KeptEngine(HostedEngine):
         self._snapshot = snapshot
         self._keeper: Keeper | None = None
         self._opening: Keeper | None = None
+        self._answers: LoopAnswers | None = None
         self.drains_by_default = snapshot is None
         self.hold = 0
         self._stop_error: LeaseLostError | None = None
@@ -147,7 +150,7 @@ class KeptEngine(HostedEngine):
         try:
             return await _in_thread(lambda: keeper.close(seconds, handover=handover))
         finally:
-            self._keeper = None
+            self._keeper = self._answers = None
 
     async def handover(self, timeout: Any = None) -> None:
         """
@@ -218,26 +221,35 @@ class KeptEngine(HostedEngine):
         Raises:
             SnapshotUnavailableError: One could not be; it is not in memory either.
         """
-        for future in self._stored_futures(receipts):
-            await asyncio.wrap_future(future)
+        for answer in self._wait_stored(receipts, self._loop_answers().new):
+            await answer.arrival
+            if answer.error is not None:
+                raise answer.error
 
     def settle_sync(self, receipts: Iterable[DispatchedJob[Any]]) -> None:
         """As `settle`, blocking."""
-        for future in self._stored_futures(receipts):
+        for future in self._wait_stored(receipts, Future[None]):
             future.result()
 
-    def _stored_futures(self, receipts: Iterable[DispatchedJob[Any]]) -> list[Future[None]]:
+    def _wait_stored(self, receipts: Iterable[DispatchedJob[Any]], new: Callable[[], A]) -> list[A]:
         keeper = self._keeper
         if keeper is None:
             raise SnapshotUnavailableError("the snapshot was closed before the job was stored", outcome="unknown")
-        futures: list[Future[None] | None] = []
+        answers: list[A | None] = []
         with self.runtime.lock:
             for receipt in receipts:
                 job = receipt._job  # noqa: SLF001  # the facade's own record
                 if job is not None:
                     queue = self.runtime.core.queue(receipt.queue)
-                    futures.append(keeper.wait_stored(queue, job, duplicate=receipt.duplicate))
-        return [future for future in futures if future is not None]
+                    answers.append(keeper.wait_stored(queue, job, new, duplicate=receipt.duplicate))
+        return [answer for answer in answers if answer is not None]
+
+    def _loop_answers(self) -> LoopAnswers:
+        """The way to this loop; the latest one is kept, as there is hardly ever another."""
+        answers, loop = self._answers, asyncio.get_running_loop()
+        if answers is None or answers.loop is not loop:
+            answers = self._answers = LoopAnswers(loop)
+        return answers
 
     async def settle_schedule(self, queue: str, id: str) -> None:
         """
@@ -250,9 +262,11 @@ class KeptEngine(HostedEngine):
         if keeper is None:
             return
         with self.runtime.lock:
-            future = keeper.wait_told(self.runtime.core.queue(queue), id)
-        if future is not None:
-            await asyncio.wrap_future(future)
+            answer = keeper.wait_told(self.runtime.core.queue(queue), id, self._loop_answers().new)
+        if answer is not None:
+            await answer.arrival
+            if answer.error is not None:
+                raise answer.error
 
     def snapshot_health(self) -> dict[str, Any]:
         """How the snapshot is; Nones without one."""

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
 from datetime import UTC, datetime
-from typing import Any, Final, Literal, Protocol
+from typing import Any, Final, Literal, Protocol, TypeVar
 
 from inproc_jobs.core.core import Core
 from inproc_jobs.core.job import HELD, Job
@@ -27,7 +27,7 @@ from inproc_jobs.snapshot.codec import meta_of, restore_queue
 from inproc_jobs.snapshot.records import Batch, QueueState
 from inproc_jobs.snapshot.store import Owner, Store, StoreEmptiedError
 
-__all__ = ["Keeper", "KeeperHost", "Mode", "OnHeld"]
+__all__ = ["Answer", "Keeper", "KeeperHost", "Mode", "OnHeld"]
 
 Mode = Literal["periodic", "write_through"]
 OnHeld = Literal["refuse", "wait"]
@@ -59,6 +59,19 @@ class KeeperHost(Protocol):
 
     def warn(self, event: str, **fields: Any) -> None:
         """Say something to the operator. Any thread, no lock."""
+
+
+class Answer(Protocol):
+    """Where whoever waits for the store is answered: a `concurrent.futures.Future`, or something lighter."""
+
+    def set_result(self, result: None, /) -> None:
+        """It is stored. Any thread, no lock."""
+
+    def set_exception(self, error: BaseException, /) -> None:
+        """It is not. Any thread, with or without the lock."""
+
+
+A = TypeVar("A", bound=Answer)
 
 
 class Keeper:
@@ -110,8 +123,8 @@ class Keeper:
         self._writer_is_done = False
         self._left_alone = False
         self._threads: list[threading.Thread] = []
-        self._waiters: dict[Job | Candidate, tuple[Queue, list[Future[None]]]] = {}
-        self._duplicates: list[tuple[Queue, str, str | None, Future[None]]] = []
+        self._waiters: dict[Job | Candidate, tuple[Queue, list[Answer]]] = {}
+        self._duplicates: list[tuple[Queue, str, str | None, Answer]] = []
         self._flushers: list[Future[bool]] = []
         self._down_since: float | None = None
         self._down_reason = ""
@@ -256,14 +269,14 @@ class Keeper:
 
     # --- waiting for the store ----------------------------------------------------------------------------------
 
-    def wait_stored(self, queue: Queue, job: Job, *, duplicate: bool) -> Future[None] | None:
+    def wait_stored(self, queue: Queue, job: Job, new: Callable[[], A], *, duplicate: bool) -> A | None:
         """
-        A future of the moment at which the store has what a dispatch has done; None when it has it, or was told nothing.
+        A `new` future of the moment at which the store has what a dispatch has done; None when it has it, or was told nothing.
 
         It fails with `SnapshotUnavailableError` when that could not be stored. What was new is gone from memory then.
         Lock held.
         """
-        future: Future[None] = Future()
+        future = new()
         self.capture.track(queue)  # it may have come into being with this very job
         if self._host.core.is_unstored(queue, job):
             self._waiters.setdefault(job, (queue, []))[1].append(future)
@@ -285,14 +298,14 @@ class Keeper:
         self._wake.set()
         return future
 
-    def wait_told(self, queue: Queue, schedule: str) -> Future[None] | None:
+    def wait_told(self, queue: Queue, schedule: str, new: Callable[[], A]) -> A | None:
         """As `wait_stored`, for a schedule with its pending run; failure takes nothing back. Lock held."""
         self.capture.track(queue)
         one = queue.schedulers.get(schedule)
         id = "" if one is None else f"repeat:{schedule}:{one.next_ms}"
         if not self.capture.is_pending(queue, id, None):
             return None
-        future: Future[None] = Future()
+        future = new()
         if self._ended:
             future.set_exception(self._closed())
         else:
@@ -311,9 +324,9 @@ class Keeper:
             one = one.heir
         return not self._host.core.is_unstored(queue, one)
 
-    def _answer_waiters(self) -> list[Future[None]]:
+    def _answer_waiters(self) -> list[Answer]:
         """Those whose wait is over. Lock held; the caller resolves them without it."""
-        ready: list[Future[None]] = []
+        ready: list[Answer] = []
         for awaited, (queue, futures) in list(self._waiters.items()):
             if self._is_over(queue, awaited):
                 del self._waiters[awaited]
@@ -330,7 +343,7 @@ class Keeper:
     def _fail_waiters(self, error: SnapshotUnavailableError) -> None:
         """Whoever waits is told that it was not stored, and what was new goes, as if it had never come."""
         host = self._host
-        failed: list[tuple[Future[None], bool]] = []
+        failed: list[tuple[Answer, bool]] = []
         with host.lock:
             waiters, self._waiters = self._waiters, {}
             duplicates, self._duplicates = self._duplicates, []
@@ -457,7 +470,7 @@ class Keeper:
             batch = self.capture.take(host.now_ms())
             is_last = self.capture.is_round_over()
             flushers: list[Future[bool]] = []
-            ready: list[Future[None]] = []
+            ready: list[Answer] = []
             if batch is None:
                 flushers, self._flushers = self._flushers, []
                 ready = self._answer_waiters()
@@ -678,7 +691,7 @@ class Keeper:
         }
 
 
-def _resolve(futures: list[Future[None]]) -> None:
+def _resolve(futures: list[Answer]) -> None:
     for future in futures:
         # Whoever waits may lose patience in another thread at any moment.
         with contextlib.suppress(InvalidStateError):

@@ -107,7 +107,7 @@ class World:
         return answer
 
     def wait(self, job: Job, *, duplicate: bool = False) -> Future[None]:
-        future = self.keeper.wait_stored(self.queue, job, duplicate=duplicate)
+        future = self.keeper.wait_stored(self.queue, job, Future, duplicate=duplicate)
         assert future is not None
         return future
 
@@ -153,7 +153,7 @@ def test_whoever_asks_late_is_not_kept_waiting(world):
     """A job that was stored before its dispatcher asked is no reason to wait, and may start."""
     job = world.add("a")
     world.keeper.write_all()
-    assert world.keeper.wait_stored(world.queue, job, duplicate=False) is None
+    assert world.keeper.wait_stored(world.queue, job, Future, duplicate=False) is None
     assert world.core.fetch(world.queue, T0, "t") is job
 
 
@@ -164,7 +164,7 @@ def test_duplicate_waits_for_the_same_write(world):
     world.keeper.write_all()
     assert first.done()
     assert second.done()
-    assert world.keeper.wait_stored(world.queue, job, duplicate=True) is None
+    assert world.keeper.wait_stored(world.queue, job, Future, duplicate=True) is None
 
 
 def test_failed_write_takes_the_job_back(world):
@@ -373,7 +373,7 @@ def test_parked_add_is_waited_for(world):
     world.keeper.write_all()
     assert future.done()
     assert world.stored().queue("q").parked["d"].data == b"2"
-    assert world.keeper.wait_stored(world.queue, owner, duplicate=True) is None
+    assert world.keeper.wait_stored(world.queue, owner, Future, duplicate=True) is None
 
 
 def test_parked_add_that_could_not_be_stored(world):
@@ -442,7 +442,7 @@ def test_flow_that_could_not_be_stored_is_gone_whole(world):
     )
     other = world.core.queue("r")
     for one, queue in zip(jobs, (world.queue, world.queue, other), strict=True):
-        world.keeper.wait_stored(queue, one, duplicate=False)
+        world.keeper.wait_stored(queue, one, Future, duplicate=False)
     world.store.script = [unavailable()]
     world.keeper.write_all()
     assert not world.queue.index
@@ -775,7 +775,7 @@ def test_write_through_does_not_wait_for_the_interval(running):
     keeper, _, host = running(every_ms=60_000, mode="write_through")
     job = add(host, "a", held=True)
     with host.lock:
-        future = keeper.wait_stored(host.core.queue("q"), job, duplicate=False)
+        future = keeper.wait_stored(host.core.queue("q"), job, Future, duplicate=False)
     assert future is not None
     future.result(PATIENCE_S)
 
@@ -849,7 +849,7 @@ def test_waiters_do_not_outlive_the_keeper(running):
     store.gate = threading.Event()
     job = add(host, "a", held=True)
     with host.lock:
-        future = keeper.wait_stored(host.core.queue("q"), job, duplicate=False)
+        future = keeper.wait_stored(host.core.queue("q"), job, Future, duplicate=False)
     until(lambda: store.calls > 1)
     store.script = [unavailable("unknown")]
     closing = threading.Thread(target=keeper.close, args=(0.1,))
@@ -860,7 +860,7 @@ def test_waiters_do_not_outlive_the_keeper(running):
     _join(keeper)
     late = add(host, "b", held=True)
     with host.lock:
-        future = keeper.wait_stored(host.core.queue("q"), late, duplicate=False)
+        future = keeper.wait_stored(host.core.queue("q"), late, Future, duplicate=False)
     assert isinstance(future.exception(PATIENCE_S), SnapshotUnavailableError)
 
 
