@@ -92,6 +92,18 @@ def test_a_full_delay_counts_from_the_creation(core: Core, queue: Queue) -> None
     assert job.due_ms == T0 + 700
 
 
+def test_a_kept_add_that_is_not_held_follows_freely(core: Core, queue: Queue) -> None:
+    """Its other marks do not count as being held for a store; a negative delay leads through the delayed set, due now."""
+    rule = Deduplication(id="k", keep_last=True)
+    owner = add(core, queue, deduplication=rule)
+    core.fetch(queue, T0, "t")
+    core.add(queue, "n", b"1", PLAIN, T0, deduplication=rule, delay=-5, flags=LIFO | WATCHED | ABSOLUTE_DUE)
+    core.complete(queue, owner.id, b"1", T0, "t")
+    (follower,) = queue.delayed
+    assert (follower.due_ms, queue.held) == (T0, 0)
+    assert core.fetch(queue, T0, "t") is follower
+
+
 # --- rate -----------------------------------------------------------------------------------------------------------
 
 
@@ -217,6 +229,29 @@ def test_a_queue_with_active_jobs_is_not_obliterated(core: Core, queue: Queue) -
     assert queue.paused
 
 
+def test_retrying_what_ended_by_a_moment(core: Core, queue: Queue) -> None:
+    """Jobs that finished later stay; the others run again as if they had not ended, and leave the history."""
+    queue.history = {JobState.COMPLETED: 3, JobState.FAILED: 3}
+    for number in range(3):
+        job = add(core, queue, JobOptions(frees_id=True))
+        core.fetch(queue, T0, "t")
+        core.complete(queue, job.id, b"1", T0 + number, "t")
+    assert core.retry_jobs(queue, "completed", timestamp=T0 + 1, now_ms=T0 + 9) == 2
+    assert [job.id for job in queue.wait] == ["1", "2"]
+    assert [(job.finished_on, job.result) for job in queue.wait] == [(None, None)] * 2
+    assert [job.id for job in queue.past[JobState.COMPLETED]] == ["3"]
+    assert core.retry_jobs(queue, "completed", now_ms=T0 + 9) == 1
+    core.check()
+
+
+def test_cleaning_parents_by_the_time_they_wait(core: Core, queue: Queue) -> None:
+    """Those that have waited for children long enough, no others."""
+    for number in range(3):
+        add(core, queue, id=f"p{number}", now=T0 + number, has_children=True)
+    assert core.clean(queue, 10, 0, "waiting-children", T0 + 11) == ["p0", "p1"]
+    assert set(queue.index) == {"p2"}
+
+
 # --- ends -----------------------------------------------------------------------------------------------------------
 
 
@@ -300,6 +335,55 @@ def test_a_custom_strategy_is_bounded_by_max_delay(core: Core, queue: Queue) -> 
         core.fail(queue, job.id, "no", None, T0, "t", strategy_delay=answer)
         assert (job.state, job.due_ms) == (DELAYED, T0 + due)
         core.remove(queue, job.id, T0)
+
+
+def test_a_strategy_without_an_answer_retries_at_once(core: Core, queue: Queue) -> None:
+    """So does a fixed backoff without a delay."""
+    for backoff in (Backoff(type="mine"), Backoff(delay_ms=None)):
+        job = add(core, queue, JobOptions(attempts=2, backoff=backoff))
+        assert core.fetch(queue, T0, "t") is job
+        core.fail(queue, job.id, "no", None, T0, "t")
+        assert list(queue.wait) == [job]
+        core.remove(queue, job.id, T0)
+
+
+@pytest.mark.parametrize(
+    ("opts", "flags", "front"),
+    [
+        (JobOptions(attempts=2, lifo=True), 0, True),
+        (JobOptions(attempts=2), LIFO, True),
+        (JobOptions(attempts=2), 0, False),
+    ],
+)
+def test_a_lifo_job_retries_as_the_next(core: Core, queue: Queue, opts: JobOptions, flags: int, front: bool) -> None:
+    """By its options or by its own mark; any other job goes to the end of the line."""
+    job = add(core, queue, opts, flags=flags)
+    core.fetch(queue, T0, "t")
+    other = add(core, queue)
+    core.fail(queue, job.id, "no", None, T0, "t")
+    assert list(queue.wait) == ([job, other] if front else [other, job])
+
+
+def test_the_token_that_skips_the_check_leaves_a_timed_lock(core: Core, queue: Queue) -> None:
+    """As in BullMQ, until it runs out; one that never would goes with the end."""
+    timed, plain = add(core, queue), add(core, queue)
+    core.fetch(queue, T0, "t", WorkerOptions(lock_ms=100))
+    core.fetch(queue, T0, "t")
+    core.complete(queue, timed.id, b"1", T0)
+    core.complete(queue, plain.id, b"1", T0)
+    assert core.is_locked(queue, timed.id, T0 + 99)
+    assert not core.is_locked(queue, plain.id, T0)
+
+
+def test_a_new_delay_is_a_duration(core: Core, queue: Queue) -> None:
+    """A job with a `run_at` stays when the clock is set back; once its delay was changed it moves along."""
+    job = add(core, queue, delay=5000, flags=ABSOLUTE_DUE | WATCHED)
+    core.shift_clock(-1000)
+    assert job.due_ms == T0 + 5000
+    core.change_delay(queue, job.id, 3000, T0)
+    core.shift_clock(-1000)
+    assert job.due_ms == T0 + 2000
+    assert job.flags & WATCHED
 
 
 def test_locks_run_out_to_the_millisecond(core: Core, queue: Queue) -> None:
@@ -402,6 +486,29 @@ def test_removing_a_parent_takes_its_children_in_every_state(core: Core, queue: 
     assert core.remove(queue, "p", T0, remove_children=False)
     assert set(queue.index) == {"c0", "c1"}
     core.check()
+
+
+def test_a_parent_goes_on_with_its_own_delay(core: Core, queue: Queue) -> None:
+    """Even with the shortest."""
+    parent = add(core, queue, id="p", has_children=True, delay=1)
+    child = add(core, queue, parent=ParentLink("p", "q"))
+    core.fetch(queue, T0, "t")
+    core.complete(queue, child.id, b"1", T0, "t")
+    assert (parent.state, parent.due_ms) == (DELAYED, T0 + 1)
+
+
+def test_a_child_of_an_id_that_is_another_job_now(core: Core, queue: Queue) -> None:
+    """Its parent went and a plain job has the id: the child's end changes nothing of that."""
+    _, (first, second) = family(core, queue)
+    core.remove(queue, "p", T0, remove_children=False)
+    plain = add(core, queue, id="p")
+    for child in (first, second):
+        core.fetch(queue, T0, "t")
+        core.complete(queue, child.id, b"1", T0, "t")
+    assert (plain.state, plain.extra) == (JobState.WAITING, None)
+    assert core.find_by_key("bull:q:p") == (queue, plain)
+    assert core.find_by_key("bull:q:nobody") is None
+    assert core.find_by_key("bull:nowhere:p") is None
 
 
 def test_a_locked_child_keeps_its_parent(core: Core, queue: Queue) -> None:

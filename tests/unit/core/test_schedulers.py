@@ -208,6 +208,24 @@ def test_a_running_iteration_of_the_same_moment_is_not_overwritten(core: Core, q
     assert queue.index[iteration(0)] is job
 
 
+def test_an_id_that_is_taken_is_refused_for_a_pattern(core: Core, queue: Queue) -> None:
+    """Where no pending iteration is replaced: -10."""
+    core.add(queue, "n", b"{}", JobOptions(), T0, id=iteration(100))
+    with pytest.raises(JobSchedulerError) as caught:
+        upsert(core, queue)
+    assert caught.value.code == -10
+
+
+def test_a_job_that_names_a_scheduler_without_a_rule_plans_nothing(core: Core, queue: Queue) -> None:
+    """As a record of an older version may."""
+    upsert(core, queue)
+    job = core.fetch(queue, T0 + 100, "0")
+    assert job is not None
+    job.more().repeat = None
+    assert core.schedule_next(queue, job, T0 + 100, hundreds) is None
+    assert core.start_iteration(queue, job, T0 + 100, hundreds)
+
+
 def test_an_iteration_goes_over_a_finished_one_of_its_moment(core: Core, queue: Queue) -> None:
     """A clock that was set back comes to the same moment again: the old record gives way, nothing is listed twice."""
     upsert(core, queue)
