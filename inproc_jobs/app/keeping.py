@@ -152,6 +152,11 @@ class KeptEngine(HostedEngine):
         finally:
             self._keeper = self._answers = None
 
+    async def save_now(self, seconds: float) -> bool:
+        """Write what has changed until now; False when that did not work out in time, or without a snapshot."""
+        keeper = self._keeper
+        return keeper is not None and await _in_thread(lambda: keeper.flush(seconds))
+
     async def handover(self, timeout: Any = None) -> None:
         """
         Stop, and leave the jobs as a live BullMQ queue: workers of a real BullMQ may take over at once.

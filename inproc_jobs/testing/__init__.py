@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from inproc_jobs.testing.assertions import ANY, Dispatched, exactly
     from inproc_jobs.testing.kit import DrainLimitError, Harness, harness
     from inproc_jobs.testing.ledger import TimelineEntry
+    from inproc_jobs.testing.memory_store import MemorySnapshot
     from inproc_jobs.testing.virtual_time import TimeStuckError, VirtualClock, VirtualTime
 
 __all__ = [
@@ -18,6 +19,7 @@ __all__ = [
     "Dispatched",
     "DrainLimitError",
     "Harness",
+    "MemorySnapshot",
     "TimeStuckError",
     "TimelineEntry",
     "VirtualClock",
@@ -31,6 +33,7 @@ _HOME_OF = {
     "Dispatched": "assertions",
     "DrainLimitError": "kit",
     "Harness": "kit",
+    "MemorySnapshot": "memory_store",
     "TimeStuckError": "virtual_time",
     "TimelineEntry": "ledger",
     "VirtualClock": "virtual_time",

@@ -40,6 +40,7 @@ class TestedEngine(Engine):
 
     def __init__(self, harness: Harness, **options: Any) -> None:
         self.harness = harness
+        self._saved_at_s = harness.clock.monotonic()
         super().__init__(**options)
         self.runtime.max_timer_s = float("inf")
         self.runtime.threads = WatchedThreads(harness.time, self)
@@ -111,6 +112,15 @@ class TestedEngine(Engine):
         """As in production."""
         with self._standing_still():
             await super().before_hosting()
+
+    async def save_if_due(self) -> None:
+        """The interval of a periodic snapshot counts in virtual time; the keeper's thread only knows the real one."""
+        snapshot, now_s = self._snapshot, self.harness.clock.monotonic()
+        if snapshot is None or now_s - self._saved_at_s < snapshot.every_ms / 1000:
+            return
+        self._saved_at_s = now_s
+        with self._standing_still():
+            await self.save_now(snapshot.timeout_ms / 1000)
 
     @contextmanager
     def _standing_still(self) -> Iterator[None]:

@@ -28,6 +28,7 @@ from inproc_jobs.runtime.runtime import MAX_TIMER_S, Runtime
 from inproc_jobs.testing.engine import StampedEvents, TestedEngine
 from inproc_jobs.testing.faults import Fault, Faults
 from inproc_jobs.testing.ledger import Ledger, TimelineEntry
+from inproc_jobs.testing.memory_store import MemorySnapshot
 from inproc_jobs.testing.virtual_time import RealIO, VirtualClock, VirtualTime
 
 if TYPE_CHECKING:
@@ -258,6 +259,8 @@ class Harness(Ledger, Faults):
         """
         Let time go on by `duration`, and run everything that is due meanwhile, in its order.
 
+        At its end a periodic snapshot is written if its interval has passed since the last time.
+
         Args:
             duration: "30s", a timedelta, or an int of ms.
 
@@ -276,6 +279,7 @@ class Harness(Ledger, Faults):
             # At the very end both the sleep and jobs may be due; those that wait for the engine's own timer run too.
             runtime._on_timer()  # noqa: SLF001
             await self.time.settled()
+        await self.engine.save_if_due()
 
     async def advance_to(self, moment: datetime) -> None:
         """As `advance`, until the wall clock has reached an aware moment."""
@@ -492,6 +496,9 @@ class Harness(Ledger, Faults):
     async def begin_here(self) -> None:
         """A coroutine test begins: time is virtual from now on, and a snapshot is read."""
         self.attach_here()
+        await self._read_snapshot()
+
+    async def _read_snapshot(self) -> None:
         if self._options.get("snapshot") is not None:
             await self.host_here()
 
@@ -572,13 +579,24 @@ class Harness(Ledger, Faults):
         """
         As if the process had been killed and started again: runs vanish in the middle, and without a snapshot all jobs.
 
-        `jobs.engine` is a new engine afterwards. Dispatches and the timeline so far stay known.
+        `jobs.engine` is a new engine afterwards, which has read the snapshot: with a `MemorySnapshot` what was stored is
+        back. Dispatches and the timeline so far stay known.
         """
-        self.crash_sync()
+        self._replace_engine()
+        await self._read_snapshot()
 
     def crash_sync(self) -> None:
         """As `crash`, in a test that is a plain function."""
+        self._replace_engine()
+        if self._options.get("snapshot") is not None:
+            self._run_own(self._read_snapshot)
+
+    def _replace_engine(self) -> None:
         self.engine.vanish()
+        snapshot = self._options.get("snapshot")
+        if isinstance(snapshot, MemorySnapshot):
+            # Nobody can wait for the lease of a dead process to run out: its time is not the virtual one.
+            snapshot.evict_owner()
         self.engine = self._new_engine()
 
     def _wall_was_set(self) -> None:
@@ -612,6 +630,9 @@ class Harness(Ledger, Faults):
         if _running_loop() is not None:
             with self._closed_on_error():
                 self.attach_here()
+        elif self._options.get("snapshot") is not None:
+            with self._closed_on_error():
+                self._run_own(self._read_snapshot)
         return self
 
     def __exit__(
