@@ -544,6 +544,7 @@ COMMANDS = {
     "cut off": lambda core, queue: core.remove_child_dependency(queue, "c1"),
     "the end of a child": lambda core, queue: core.complete(queue, "c0", b"1", T0),
     "a child that fails its parent": lambda core, queue: core.fail(queue, "c2", "no", None, T0),
+    "a child whose failure is ignored": lambda core, queue: core.fail(queue, "c0", "no", None, T0),
     "recover_stalled": lambda core, queue: core.recover_stalled(queue, "a", T0),
     "shift_clock": lambda core, queue: core.shift_clock(-5),
     "add": lambda core, queue: core.add(queue, "n", b"{}", PLAIN, T0),
@@ -567,7 +568,7 @@ def test_a_store_is_told_of_every_job_that_a_command_changes(core: Core, queue: 
     """Whatever of a record is another one afterwards, its id is among those that are to be written; no others are."""
     parent = add(core, queue, id="p", has_children=True)
     for number in (0, 1, 2):
-        add(core, queue, id=f"c{number}", parent=ParentLink("p", "q", "fpof" if number == 2 else ""))
+        add(core, queue, id=f"c{number}", parent=ParentLink("p", "q", ("idof", "", "fpof")[number]))
     for id in "ab":
         add(core, queue, JobOptions(attempts=2, backoff=Backoff(delay_ms=9)) if id == "b" else PLAIN, id=id)
     add(core, queue, id="f")
