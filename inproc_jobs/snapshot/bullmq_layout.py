@@ -267,7 +267,10 @@ def _optional_fields(record: JobRecord) -> tuple[tuple[str, str | None], ...]:
         # A completed job always has a value there: readers parse it.
         ("returnvalue", "null" if record.result is None and record.state == COMPLETED else _decoded(record.result)),
         ("failedReason", record.failed_reason),
-        ("stacktrace", _encode(record.stacktrace) if record.stacktrace or record.failed_reason is not None else None),
+        (
+            "stacktrace",
+            _encode(record.stacktrace or []) if record.stacktrace or record.failed_reason is not None else None,
+        ),
         ("progress", _decoded(record.progress)),
         ("defa", record.deferred_failure),
         ("deid", record.deduplication_id),
@@ -316,7 +319,7 @@ def _side_commands(record: JobRecord, key: str, *, is_new: bool) -> list[Command
     commands: list[Command] = []
     if record.logs or not is_new:
         commands.append(["DEL", f"{key}:logs"])
-    commands += [["RPUSH", f"{key}:logs", *rows] for rows in _slices(record.logs)]
+    commands += [["RPUSH", f"{key}:logs", *rows] for rows in _slices(record.logs or ())]
     if record.pending is not None:
         commands += _family_commands(record, key)
     elif not is_new:
@@ -514,7 +517,7 @@ def read_job(id: str, state: str, score: float, fields: Mapping[str, str], prefi
         finished_on=int(placed) if finished is None and state in {COMPLETED, FAILED} else finished,
         result=_result(fields, state),
         failed_reason=fields.get("failedReason"),
-        stacktrace=_traces(fields.get("stacktrace")),
+        stacktrace=_traces(fields.get("stacktrace")) or None,
         progress=_progress(fields.get("progress")),
         stalled_count=_int(fields.get("stc")),
         deferred_failure=fields.get("defa"),

@@ -228,9 +228,9 @@ def _add_extra(record: JobRecord, job: Job) -> None:
     extra = job.extra
     assert extra is not None  # asked by the caller
     record.failed_reason = extra.failed_reason
-    record.stacktrace = list(extra.stacktrace)
+    record.stacktrace = list(extra.stacktrace) or None
     record.progress = extra.progress
-    record.logs = list(extra.logs)
+    record.logs = list(extra.logs) or None
     record.stalled_count = extra.stalled_count
     record.deferred_failure = extra.deferred_failure
     record.deduplication_id = extra.deduplication_id

@@ -1,7 +1,9 @@
 """
 The state of an engine as plain data: what a store is told of changes, and what it gives back at the start.
 
-Nothing here knows a store. Everything is made of text, numbers, bytes of JSON text, and containers of those.
+Nothing here knows a store. Everything is made of text, numbers, bytes of JSON text, and containers of those: no record can
+be part of a cycle, so the collector need not look at those that come by the thousand (`gc=False`). Each time that it
+looks at everything, the host's loop stands still.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ FAILED: Final = "failed"
 WAITING_CHILDREN: Final = "waiting-children"
 
 
-class JobRecord(msgspec.Struct, kw_only=True):
+class JobRecord(msgspec.Struct, kw_only=True, gc=False):
     """
     One job.
 
@@ -51,7 +53,7 @@ class JobRecord(msgspec.Struct, kw_only=True):
             entered; completed, failed: finished_on; else 0.
         tie: Order among delayed jobs of the same due ms.
         deduplication_id ... prev_repeat: None or empty where not set.
-        result: JSON text; failed_reason: plain text; stacktrace: texts, oldest first; logs: rows, oldest first.
+        result: JSON text; failed_reason: plain text; stacktrace: texts, oldest first; logs: rows, oldest first; None for none.
         parent: {"id", "queue", "policy"} ("fpof", "cpof", "idof", "rdof" or ""), None for none.
         pending: Full keys of pending children; processed: key -> JSON text; ignored: key -> reason; unsuccessful:
             key -> ms. All None for a job that never had children.
@@ -75,9 +77,9 @@ class JobRecord(msgspec.Struct, kw_only=True):
     finished_on: int | None = None
     result: bytes | None = None
     failed_reason: str | None = None
-    stacktrace: list[str] = []
+    stacktrace: list[str] | None = None
     progress: bytes | None = None
-    logs: list[str] = []
+    logs: list[str] | None = None
     stalled_count: int = 0
     deferred_failure: str | None = None
     deduplication_id: str | None = None
@@ -91,7 +93,7 @@ class JobRecord(msgspec.Struct, kw_only=True):
     unsuccessful: dict[str, int] | None = None
 
 
-class JobChange(msgspec.Struct):
+class JobChange(msgspec.Struct, gc=False):
     """
     What has become of one job since the store was told last.
 

@@ -56,11 +56,13 @@ __all__ = ["RedisStore"]
 
 RESERVE: Final = 100_000
 """How far `Q:id` runs ahead of our counter while we own the store."""
-_READ_JOBS: Final = 500
+_READ_JOBS: Final = 200
+"""Jobs per call while reading; as many are taken in at a time, under the engine's lock."""
 _PART_JOBS: Final = 2_000
-_STATE_JOBS: Final = 2_000
+_STATE_JOBS: Final = 200
 _LARGE: Final = 1_000
 _PAYLOADS: Final = 10_000
+_encode: Final = msgspec.msgpack.Encoder().encode
 _PLACES: Final = {
     COMPLETED: "completed",
     FAILED: "failed",
@@ -338,8 +340,11 @@ class RedisStore:
     def _parts(self, batch: Batch) -> list[bytes]:
         parts: list[bytes] = []
         for one in batch.queues:
+            # Each is encoded at once: lists that live on until all are there make the collector look at everything.
             rows = [
-                layout.job_row(change, one.queue, self.prefix, self._payloads.get((one.queue, change.id)))
+                msgspec.Raw(
+                    _encode(layout.job_row(change, one.queue, self.prefix, self._payloads.get((one.queue, change.id))))
+                )
                 for change in one.jobs
             ]
             part: dict[str, Any] = {
@@ -433,7 +438,8 @@ class RedisStore:
             if state in _LISTS:
                 pipe.lrange(f"{q}:{name}", 0, -1)
             else:
-                pipe.zrange(f"{q}:{name}", 0, -1, withscores=True)
+                # Not `pipe.zrange`: redis-py pairs and converts the scores in one go, and the loop waits for all of them.
+                pipe.execute_command("ZRANGE", f"{q}:{name}", 0, -1, "WITHSCORES")
         pipe.hgetall(f"{q}:meta")
         pipe.hgetall(f"{self._kept}{q}")
         pipe.get(f"{q}:id")
@@ -448,8 +454,11 @@ class RedisStore:
         places: dict[str, list[tuple[str, float]]] = {}
         for state, answer in zip(_PLACES, answers, strict=False):
             # Lists have the next one, and the oldest, at the right end.
-            entries = ((id, 0.0) for id in reversed(answer)) if state in _LISTS else answer
-            places[state] = [(raw.decode(errors="replace"), float(score)) for raw, score in entries]
+            if state in _LISTS:
+                places[state] = [(raw.decode(errors="replace"), 0.0) for raw in reversed(answer)]
+            else:
+                pairs = zip(answer[::2], answer[1::2], strict=True)
+                places[state] = [(raw.decode(errors="replace"), float(score)) for raw, score in pairs]
         rest = answers[len(_PLACES) :]
         meta = layout.meta_record(
             _texts(rest[0]),
@@ -547,7 +556,7 @@ class RedisStore:
             pipe.zrange(f"{key}:unsuccessful", 0, -1, withscores=True)
             with self._trouble():
                 logs, pending, processed, failed, unsuccessful = pipe.execute()
-            record.logs = [row.decode(errors="replace") for row in logs]
+            record.logs = [row.decode(errors="replace") for row in logs] or None
             if sides - {":logs"} or record.state == WAITING_CHILDREN:
                 record.pending = sorted(child.decode() for child in pending)
                 record.processed = {child.decode(): value for child, value in processed.items()}

@@ -57,7 +57,7 @@ _encode: Final = msgspec.msgpack.Encoder().encode
 _read_job: Final = msgspec.msgpack.Decoder(JobRecord).decode
 _read_meta: Final = msgspec.msgpack.Decoder(MetaRecord).decode
 _PARTS: Final[dict[str, Any]] = {"key": KeyRecord, "parked": ParkedRecord, "scheduler": SchedulerRecord}
-_PART_JOBS: Final = 2_000
+_PART_JOBS: Final = 200
 _NO_META: Final = MetaRecord(0, None, False, None, None, None, 0, 0, {})
 
 

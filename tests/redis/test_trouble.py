@@ -298,7 +298,7 @@ def test_no_code_in_data(place, redis_client):
         redis_client.hset(f"bull:mail:{id}", field, evil)
     state = loaded(store)
     assert sorted(state.unreadable) == ["data", "opts", "progress"]
-    assert next(one for one in state.jobs if one.id == "stacktrace").stacktrace == []
+    assert next(one for one in state.jobs if one.id == "stacktrace").stacktrace is None
 
 
 def test_evicted_records(place, redis_client):

@@ -407,7 +407,7 @@ class StoreContract:
         assert loaded(store).jobs == []
         store.apply(batch_of(change(job("1", "delayed", NOW))))
         back = reopen().jobs
-        assert [(one.id, one.logs, one.progress) for one in back] == [("1", [], None)]
+        assert [(one.id, one.logs, one.progress) for one in back] == [("1", None, None)]
 
     def test_replacing_a_finished_job_by_a_fresh_run(self, store, reopen):
         """The record of the former run is gone whole."""

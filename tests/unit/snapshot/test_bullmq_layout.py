@@ -155,7 +155,9 @@ TEXTS = st.text(st.characters(exclude_categories=["Cs"]))
 )
 def test_what_is_written_is_read(name, reason, traces, own, delay, timestamp):
     """Any text and any number survive."""
-    record = job("1", name=name, failed_reason=reason, stacktrace=traces, own=own, delay=delay, timestamp=timestamp)
+    record = job(
+        "1", name=name, failed_reason=reason, stacktrace=traces or None, own=own, delay=delay, timestamp=timestamp
+    )
     assert back(record) == record
 
 
