@@ -7,21 +7,41 @@ from typing import TYPE_CHECKING
 
 from inproc_jobs.core.durations import parse_ms
 from inproc_jobs.errors import (
+    InprocJobsError,
     InvalidDurationError,
     InvalidHandlerError,
+    JobSignal,
     NoHandlerError,
     RateLimited,
     ResultNotStorableError,
     RetryLater,
     UnrecoverableError,
 )
-from inproc_jobs.runtime.processes import RemoteHandlerError
 from inproc_jobs.runtime.tracebacks import reason_of, trace_of
 
 if TYPE_CHECKING:
     from inproc_jobs.runtime.run import Run
 
-__all__ = ["Failure", "Interrupted", "PutBack", "read_failure"]
+__all__ = ["Failure", "Interrupted", "PutBack", "RemoteHandlerError", "read_failure"]
+
+
+class RemoteHandlerError(InprocJobsError):
+    """
+    A handler in another process raised. Its text is the message alone, as it would be in this process.
+
+    Attributes:
+        type_name: Name of the exception's class.
+        message: Its text.
+        traceback_text: Its traceback, formatted over there.
+        signal: What the handler asked for, if it raised a `JobSignal`, rebuilt here. None for an ordinary failure.
+    """
+
+    def __init__(self, type_name: str, message: str, traceback_text: str, signal: JobSignal | None) -> None:
+        super().__init__(message)
+        self.type_name = type_name
+        self.message = message
+        self.traceback_text = traceback_text
+        self.signal = signal
 
 
 class Failure:

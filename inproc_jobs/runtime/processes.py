@@ -13,7 +13,8 @@ Rules:
 - No wait here reads a clock. It counts short real waits instead, so that tests which freeze time cannot hang it.
 - Children end with their host's `close`, with its garbage collection, at exit, and when the parent dies.
 
-`multiprocessing` is imported when the first host is made, since most programs have no such handler.
+This module is imported at the first run of such a handler and `multiprocessing` with the first host: most programs have
+no such handler.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ from inproc_jobs.errors import (
 )
 from inproc_jobs.runtime import _process_child as wire
 from inproc_jobs.runtime._process_child import RunMeta
+from inproc_jobs.runtime.failures import RemoteHandlerError
 from inproc_jobs.runtime.payloads import decode_json
 
 __all__ = ["ProcessCall", "ProcessDiedError", "ProcessHost", "RemoteHandlerError", "RunMeta"]
@@ -58,25 +60,6 @@ OnMessage = Callable[[str, Any], None]
 
 # `Process.start` is not made for several threads at once, whichever host they belong to.
 _starting = threading.Lock()
-
-
-class RemoteHandlerError(InprocJobsError):
-    """
-    A handler in another process raised. Its text is the message alone, as it would be in this process.
-
-    Attributes:
-        type_name: Name of the exception's class.
-        message: Its text.
-        traceback_text: Its traceback, formatted over there.
-        signal: What the handler asked for, if it raised a `JobSignal`, rebuilt here. None for an ordinary failure.
-    """
-
-    def __init__(self, type_name: str, message: str, traceback_text: str, signal: JobSignal | None) -> None:
-        super().__init__(message)
-        self.type_name = type_name
-        self.message = message
-        self.traceback_text = traceback_text
-        self.signal = signal
 
 
 class ProcessDiedError(InprocJobsError):

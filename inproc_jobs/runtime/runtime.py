@@ -19,7 +19,7 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import Future, InvalidStateError
 from contextvars import ContextVar
 from functools import partial
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from inproc_jobs.core.backoff import BUILTIN_BACKOFFS, NO_RETRY, wants_retry
 from inproc_jobs.core.core import Core
@@ -36,10 +36,12 @@ from inproc_jobs.runtime.failures import Failure
 from inproc_jobs.runtime.handlers import Handler
 from inproc_jobs.runtime.pacing import Pacer
 from inproc_jobs.runtime.ports import Handlers, Listeners, Log
-from inproc_jobs.runtime.processes import ProcessCall, ProcessHost, RunMeta
 from inproc_jobs.runtime.run import Run
 from inproc_jobs.runtime.threads import ThreadHost
 from inproc_jobs.runtime.worker import QueueWorker
+
+if TYPE_CHECKING:
+    from inproc_jobs.runtime.processes import ProcessCall, ProcessHost, RunMeta
 
 __all__ = ["MAX_PENDING_EVENTS", "SLICE_S", "Runtime"]
 
@@ -586,6 +588,8 @@ class Runtime:
         """The call that runs a handler in another process; a thread has to make it."""
         if self.processes is None:
             # Slots bound how many are used; queues that come into being later bring slots of their own.
+            from inproc_jobs.runtime.processes import ProcessHost  # takes ms to load, and most programs need none
+
             self.processes = ProcessHost(_MAX_PROCESSES)
         job = run.job
         links = run.children()
