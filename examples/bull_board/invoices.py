@@ -10,14 +10,14 @@ from inproc_jobs import Engine, RedisSnapshot, UnrecoverableError, define_job
 
 
 @define_job("invoices.send", remove_on_complete=False)
-async def send_invoice(payload: dict) -> str:
+async def send_invoice(payload: dict[str, int]) -> str:
     if payload["number"] == 13:
         raise UnrecoverableError("no such customer")
     return f"invoice {payload['number']} sent"
 
 
 @define_job("reports.make")
-async def make_report(payload: dict) -> None: ...
+async def make_report(payload: dict[str, int]) -> None: ...
 
 
 async def main(seconds: float) -> None:

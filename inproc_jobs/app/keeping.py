@@ -85,6 +85,7 @@ class KeptEngine(HostedEngine):
         self._stop_error: LeaseLostError | None = None
         self._stopping_task: asyncio.Task[Any] | None = None
         if snapshot is not None:
+            runtime.core.prefix = snapshot.prefix
             # Until the store is read nobody knows which ids are alive.
             self.takes_dispatches = False
             if snapshot.mode == "write_through":

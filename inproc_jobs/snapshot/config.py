@@ -30,7 +30,10 @@ class Snapshot:
         every_ms, timeout_ms, lease_ms: Interval of writes; patience with the store; how long it stays ours without a
             sign of life.
         on_held: "refuse" or "wait" when another engine owns the store.
+        prefix: Start of all keys, by which jobs of a flow name each other.
     """
+
+    prefix = "bull"
 
     def __init__(self, mode: Any, every: Any, timeout: Any, lease: Any, on_held: Any) -> None:
         if mode not in _MODES:
@@ -92,13 +95,13 @@ class RedisSnapshot(Snapshot):
                 "the URL must begin with redis://, rediss:// or unix://", option="url_or_client", value=url_or_client
             )
         self._url_or_client = url_or_client
-        self._prefix = prefix
+        self.prefix = prefix
 
     def open_store(self) -> Store:
         """The store, not yet connected."""
         from inproc_jobs.snapshot.redis_store import RedisStore  # redis is loaded by those who ask for it
 
-        return RedisStore(self._url_or_client, prefix=self._prefix, timeout_ms=self.timeout_ms, lease_ms=self.lease_ms)
+        return RedisStore(self._url_or_client, prefix=self.prefix, timeout_ms=self.timeout_ms, lease_ms=self.lease_ms)
 
 
 class SqliteSnapshot(Snapshot):

@@ -133,6 +133,7 @@ class Keeper:
         self._next_write = 0.0
         self._next_poll = 0.0
         self._poll_trouble = ""
+        self._told: set[str] = set()
 
     # --- opening ------------------------------------------------------------------------------------------------
 
@@ -219,8 +220,14 @@ class Keeper:
         for name, ids in freed.items():
             if ids:
                 host.warn("deduplication ids whose jobs are gone were freed", queue=name, count=len(ids), first=ids[0])
+        self._tell_warnings()
+
+    def _tell_warnings(self) -> None:
+        """What the store has noticed, each once."""
         for warning in self._store.warnings:
-            host.warn(warning, store=self._store.description)
+            if warning not in self._told:
+                self._told.add(warning)
+                self._host.warn(warning, store=self._store.description)
 
     def _take_in(self, state: QueueState) -> None:
         """A queue of the store, or a part of it, before anything of it runs."""
@@ -585,6 +592,7 @@ class Keeper:
                 self._poll_trouble = str(error)
                 self._host.warn("jobs of others cannot be read", store=self._store.description, reason=str(error))
             return
+        self._tell_warnings()
         for state in states:
             self._take_in_foreign(state)
         if states:

@@ -152,3 +152,16 @@ def test_interval_runs_from_start_to_start():
     now[0] += 0.75  # the writing
     world.keeper._wait_turn()
     assert waits[1] == pytest.approx(0.25)
+
+
+def test_what_the_store_notices_later_is_told_once():
+    """A warning that comes up while jobs of others are read reaches the operator, not once per interval."""
+    world = World("q")
+    now = [1000.0]
+    world.keeper._monotonic = lambda: now[0]
+    world.store.warnings.append("scheduler 'x' was left alone")
+    for _ in range(3):
+        now[0] += 2
+        world.keeper.write_all()
+    told = [event for event, _ in world.keeper._host.warnings]  # type: ignore[attr-defined]  # the stub
+    assert told == ["scheduler 'x' was left alone"]
