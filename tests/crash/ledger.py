@@ -16,7 +16,10 @@ class Ledger:
     """Append-only. A line that was written is there after any kill; the last one may be cut off, and then counts not."""
 
     def __init__(self, path: Path) -> None:
-        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+        whole = path.read_bytes().rfind(b"\n") + 1
+        # What the kill cut off would run into the first line of this life.
+        os.ftruncate(self._fd, whole)
 
     def write(self, kind: str, *facts: Any) -> None:
         os.write(self._fd, json.dumps([kind, time.time(), *facts]).encode() + b"\n")
