@@ -153,6 +153,13 @@ class KeptEngine(HostedEngine):
         finally:
             self._keeper = self._answers = None
 
+    def vanish(self) -> None:
+        """As `HostedEngine.vanish`; what was not written yet is not written any more."""
+        super().vanish()
+        keeper, self._keeper, self._answers = self._keeper, None, None
+        if keeper is not None:
+            keeper.vanish()
+
     async def save_now(self, seconds: float) -> bool:
         """Write what has changed until now; False when that did not work out in time, or without a snapshot."""
         keeper = self._keeper

@@ -671,6 +671,15 @@ class Keeper:
         self._store.close()
         return saved
 
+    def vanish(self) -> None:
+        """As if the process had been killed: the threads end, nothing more is written, and the lease is not released."""
+        self._stop.set()
+        self._wake.set()
+        for thread in self._threads:
+            thread.join(LAST_TRIES_S)
+        with contextlib.suppress(Exception):
+            self._store.close()
+
     def _save_rest(self, end: float) -> bool:
         """A store that is away at this very moment gets a few tries more: it may be restarting as we are."""
         last_try = min(end, self._monotonic() + LAST_TRIES_S)

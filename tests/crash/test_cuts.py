@@ -83,7 +83,6 @@ class Program:
         finally:
             self.snapshot.dead = True  # nothing that happens from here on counts
             engine.vanish()
-            await asyncio.to_thread(engine._keeper.close, 0.05)
 
     async def dispatch_all(self, engine: Engine) -> None:
         await self.ack(self.job.dispatch(1, job_id="plain"))

@@ -50,8 +50,6 @@ class World:
         keeper = engine._keeper
         assert keeper is not None
         assert await asyncio.to_thread(keeper.flush, 10)
-        keeper._stop.set()
-        keeper._wake.set()
         engine.vanish()
         self.snapshot.evict_owner()
         if self.gate is not None:

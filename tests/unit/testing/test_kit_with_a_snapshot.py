@@ -1,5 +1,7 @@
 """The test kit on an engine that has a snapshot."""
 
+import threading
+
 import pytest
 
 from inproc_jobs import Registry
@@ -80,3 +82,13 @@ async def test_a_store_that_fails_refuses():
         await job.dispatch("b", job_id="x")
         await kit.run_until_idle()
     assert ran == ["b"]
+
+
+async def test_no_thread_is_left_behind():
+    """Neither a crash nor the end of a test leaves the threads of a snapshot running."""
+    registry = Registry()
+    before = set(threading.enumerate())
+    async with harness(registry=registry, snapshot=MemorySnapshot()) as kit:
+        assert set(threading.enumerate()) - before
+        await kit.crash()
+    assert not {thread for thread in set(threading.enumerate()) - before if "snapshot" in thread.name}
