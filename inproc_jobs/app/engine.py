@@ -171,6 +171,9 @@ class Engine(DispatchingEngine):
         """A queue came into being: give it the facade's rules, as data."""
         queue.history = self._history
         queue.max_waiting = self._max_waiting.get(queue.name)
+        if self._keeper is not None:
+            # At once: to begin with thousands of jobs in it takes as long as there are many.
+            self._keeper.capture.track(queue)
 
     def __repr__(self) -> str:
         return f"<Engine {self._state.value}, queues {', '.join(self.runtime.core.queues) or '(none yet)'}>"

@@ -7,6 +7,7 @@ neither, and costs nothing.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -25,6 +26,39 @@ BATCH_GONE: Final = 4_000
 BATCH_PARTS: Final = 200
 """Keys, parked adds and schedulers per batch, each, beside those that belong to its jobs."""
 UNKNOWN: Final = "?"
+
+
+class StoredStates:
+    """
+    id -> state, as the store has it.
+
+    Many small dicts, by the hash of the id: one dict that outgrows its table moves all of it in one go, which with a
+    million jobs holds Python's own lock for 40 ms, and the host's loop with it.
+    """
+
+    __slots__ = ("_dicts",)
+
+    def __init__(self) -> None:
+        self._dicts: tuple[dict[str, str], ...] = tuple({} for _ in range(64))
+
+    def __contains__(self, id: str) -> bool:
+        return id in self._dicts[hash(id) & 63]
+
+    def __setitem__(self, id: str, state: str) -> None:
+        self._dicts[hash(id) & 63][id] = state
+
+    def get(self, id: str) -> str | None:
+        """None: the store does not have it."""
+        return self._dicts[hash(id) & 63].get(id)
+
+    def discard(self, id: str) -> None:
+        """The store does not have it any more."""
+        self._dicts[hash(id) & 63].pop(id, None)
+
+    def clear(self) -> None:
+        """The store has nothing."""
+        for one in self._dicts:
+            one.clear()
 
 
 class _Taken:
@@ -50,7 +84,7 @@ class Capture:
     def __init__(self, core: Core) -> None:
         self._core = core
         self._cache = codec.OptionsCache()
-        self.stored: dict[str, dict[str, str]] = {}
+        self.stored: defaultdict[str, StoredStates] = defaultdict(StoredStates)
         self._meta: dict[str, MetaRecord] = {}
         self._owners: dict[str, dict[str, str]] = {}
         self._taken: list[_Taken] = []
@@ -69,7 +103,6 @@ class Capture:
         if queue.touched is None:
             queue.track()
             queue.touched = _all_of(queue)
-        self.stored.setdefault(queue.name, {})
         self._owners.setdefault(queue.name, {})
 
     def backlog(self) -> int:
@@ -102,7 +135,7 @@ class Capture:
 
     def _overdue(self, queue: Queue) -> int:
         """How many touched jobs there are up to the last one that is not to wait. Cost: bounded."""
-        stored, last = self.stored.get(queue.name, {}), 0
+        stored, last = self.stored[queue.name], 0
         for number, id in enumerate(queue.touched or (), 1):
             job = queue.index.get(id)
             if number > BATCH_GONE or (job is not None and job.timestamp <= self._round_ms and id not in stored):
@@ -306,7 +339,7 @@ class Capture:
             stored = self.stored[part.queue]
             for change in part.jobs:
                 if change.record is None:
-                    stored.pop(change.id, None)
+                    stored.discard(change.id)
                 else:
                     stored[change.id] = change.record.state
             if part.meta is not None:
@@ -353,7 +386,7 @@ class Capture:
 
     def learned(self, queue: str, id: str, state: str) -> None:
         """The store has a job in a state, as read from it."""
-        self.stored.setdefault(queue, {})[id] = state
+        self.stored[queue][id] = state
 
     def learned_meta(self, queue: str, meta: MetaRecord) -> None:
         """The store has these counters and settings."""

@@ -370,7 +370,7 @@ class Keeper:
 
     def _may_be_stored(self, queue: Queue, awaited: Job | Candidate) -> bool:
         if isinstance(awaited, Job):
-            return self.capture.stored.get(queue.name, {}).get(awaited.id) == UNKNOWN
+            return self.capture.stored[queue.name].get(awaited.id) == UNKNOWN
         return True
 
     def _withdraw(self, queue: Queue, awaited: Job | Candidate) -> None:

@@ -29,3 +29,12 @@ async def test_flow_under_another_prefix_survives_a_restart(place, redis_client)
         await second.queue("default").resume()
         await second.runtime.wait_idle()
     assert ran == ["child", "parent"]
+
+
+async def test_queue_is_tracked_from_its_first_job_on(place):
+    """What has come before would have to be noted in one go, with the host's loop waiting for the lock."""
+    registry = Registry()
+    job = registry.define_job("n", handle=lambda payload: None)
+    async with Engine(registry=registry, snapshot=RedisSnapshot(place.server.url, every="1h")) as engine:
+        await job.dispatch({}, delay="1h")
+        assert engine.health()["unsaved_changes"] == 1
