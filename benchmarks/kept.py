@@ -26,14 +26,17 @@ def snapshot(where: str | None, mode: str, every: str = "1s") -> Any:
     return SqliteSnapshot(where, mode=mode, every=every, timeout="60s")
 
 
-async def end_to_end(where: str | None, mode: str, n: int, dispatchers: int, concurrency: int) -> Numbers:
+async def end_to_end(
+    where: str | None, mode: str, n: int, dispatchers: int, concurrency: int, on_the_way: int = ON_THE_WAY
+) -> Numbers:
     """
-    Many dispatchers, each one job after the other, while the engine runs them: a busy service that keeps up.
+    Many dispatchers, each one job after the other, while the engine runs them.
 
-    At most ON_THE_WAY jobs have been dispatched and not yet handled; more would measure how long a backlog can grow. The
-    time ends with the last run, or with the last acknowledgement where that is later.
+    At most `on_the_way` jobs have been dispatched and not yet handled. ON_THE_WAY is a busy service that keeps up; with
+    `n` a backlog grows, all of which a snapshot has to write. The time ends with the last run, or with the last
+    acknowledgement where that is later.
     """
-    gate, room = Gate(n), asyncio.Semaphore(ON_THE_WAY)
+    gate, room = Gate(n), asyncio.Semaphore(on_the_way)
 
     @define_job("noop")
     async def noop(_data: dict) -> None:
@@ -44,6 +47,7 @@ async def end_to_end(where: str | None, mode: str, n: int, dispatchers: int, con
         for i in range(first, n, dispatchers):
             await room.acquire()
             await noop.dispatch(payload(i))
+            await asyncio.sleep(0)
 
     async with Engine(concurrency=concurrency, snapshot=snapshot(where, mode)) as engine:
         watch = Stopwatch()

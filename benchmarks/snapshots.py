@@ -92,9 +92,9 @@ def _speed(server: Server, folder: Path, options: argparse.Namespace) -> dict[st
     """Jobs per second; the ones that are compared stand side by side."""
     many, few, peers = (2_000, 2_000, 500) if options.quick else (200_000, 20_000, 5_000)
 
-    def run(where: str | None, mode: str, n: int) -> float:
+    def run(where: str | None, mode: str, n: int, **more: int) -> float:
         shared = {"where": where, "mode": mode, "n": n, "dispatchers": DISPATCHERS, "concurrency": CONCURRENCY}
-        return _measure("end_to_end", **shared)["rate"]
+        return _measure("end_to_end", **shared, **more)["rate"]
 
     before = run(None, "periodic", many)
     found: dict[str, Any] = {}
@@ -102,6 +102,8 @@ def _speed(server: Server, folder: Path, options: argparse.Namespace) -> dict[st
     found["periodic sqlite"] = run(str(folder / "periodic.db"), "periodic", many)
     # The reference stands on both sides of what is compared with it: machines change their speed.
     found["none"] = (before + run(None, "periodic", many)) / 2
+    found["backlog none"] = run(None, "periodic", many, on_the_way=many)
+    found["backlog redis"] = run(f"{server.url[:-1]}3", "periodic", many, on_the_way=many)
     found["write_through redis"] = run(f"{server.url[:-1]}1", "write_through", few)
     for name, bulk in (("bulk", BULK), ("single", 0)):
         found[f"pypi {name}"] = _pypi(server, peers, bulk)
@@ -170,6 +172,8 @@ def _speed_figures() -> list[Figure]:
         "none": "no snapshot",
         "periodic redis": "periodic, Redis",
         "periodic sqlite": "periodic, SQLite",
+        "backlog none": "no snapshot, a backlog grows",
+        "backlog redis": "periodic, Redis, a backlog grows",
         "write_through redis": "write_through, Redis",
         "write_through sqlite": "write_through, SQLite",
         "pypi bulk": f"BullMQ from PyPI, adds in bulks of {BULK}",
@@ -181,6 +185,7 @@ def _speed_figures() -> list[Figure]:
         *(Figure(title, "jobs/s", rate(name)) for name, title in titles.items()),
         Figure("periodic, Redis / no snapshot", "", ratio("periodic redis", "none"), **at_least(0.8)),
         Figure("periodic, SQLite / no snapshot", "", ratio("periodic sqlite", "none"), **at_least(0.8)),
+        Figure("periodic, Redis / no snapshot, a backlog grows", "", ratio("backlog redis", "backlog none")),
         Figure("write_through, Redis / PyPI in bulks", "", ratio("write_through redis", "pypi bulk"), **at_least(5)),
         Figure("write_through, Redis / PyPI single", "", ratio("write_through redis", "pypi single"), **at_least(5)),
         Figure("write_through, SQLite / PyPI in bulks", "", ratio("write_through sqlite", "pypi bulk"), **at_least(5)),
