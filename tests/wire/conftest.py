@@ -10,9 +10,10 @@ from contextlib import contextmanager
 import pytest
 
 from inproc_jobs.snapshot.redis_store import RedisStore
+from tests.npm import why_no_node
 from tests.redis.conftest import place, redis_client, shared_server
 from tests.redis.server import Server
-from tests.wire.node_bullmq import NodeBullMQ, why_no_node
+from tests.wire.node_bullmq import NodeBullMQ
 
 __all__ = ["node", "place", "redis_client", "renewing", "shared_server", "until"]
 

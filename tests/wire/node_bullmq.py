@@ -2,56 +2,25 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
 import select
-import shutil
 import subprocess
-import tempfile
 from pathlib import Path
 from typing import Any, Self
 
-__all__ = ["NodeBullMQ", "why_no_node"]
+from tests.npm import install
+
+__all__ = ["NodeBullMQ"]
 
 NODE = Path(__file__).parent / "node"
 ANSWER_TIMEOUT_S = 60
-
-
-def why_no_node() -> str | None:
-    """Why the npm package cannot be run here, or None if it can."""
-    for program in ("node", "npm"):
-        if shutil.which(program) is None:
-            return f"the real BullMQ needs {program}, which is not on the PATH"
-    return None
-
-
-def installed() -> Path:
-    """The folder with the packages of `node/package-lock.json`, installed there when first needed."""
-    lock = (NODE / "package-lock.json").read_bytes()
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    folder = cache / "inproc_jobs" / f"wire-{hashlib.sha256(lock).hexdigest()[:12]}"
-    if not folder.exists():
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder.parent) as made:
-            for name in ("package.json", "package-lock.json"):
-                shutil.copy(NODE / name, made)
-            command = ["npm", "ci", "--no-audit", "--no-fund", "--ignore-scripts", "--loglevel=error"]
-            subprocess.run(command, cwd=made, check=True, timeout=300)
-            try:
-                Path(made).rename(folder)
-            except OSError:  # another process was faster
-                assert folder.exists()
-            else:
-                Path(made).mkdir()  # which the context manager removes
-    return folder
 
 
 class NodeBullMQ:
     """A context manager around the process; each method is one request to `node/bullmq.mjs`."""
 
     def __init__(self, port: int) -> None:
-        command = ["node", str(NODE / "bullmq.mjs"), str(installed()), str(port)]
+        command = ["node", str(NODE / "bullmq.mjs"), str(install(NODE, "wire")), str(port)]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
     def __enter__(self) -> Self:
