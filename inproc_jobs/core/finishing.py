@@ -175,10 +175,7 @@ class FinishingFloor(RetentionFloor):
         fetch_next: bool,
         next_token: Any,
     ) -> Job | None:
-        job = self.need(queue, id, "moveToFinished")
-        self._release_lock(queue, job, token, "moveToFinished", now_ms)
-        self._record_failure(job, reason, stack, held)
-        self._need_active(job, "moveToFinished")
+        job = self._take_failed(queue, id, "moveToFinished", reason, stack, now_ms, token, held)
         self._leave(queue, job, ON_FAIL, FAILED)
         job.finished_on = now_ms
         self._enter(queue, job, FAILED)
@@ -194,15 +191,30 @@ class FinishingFloor(RetentionFloor):
         self._end(job)
         return self._after_finish(queue, job, now_ms, worker, fetch_next, token if next_token is None else next_token)
 
+    def _take_failed(
+        self,
+        queue: Queue,
+        id: str,
+        script: str,
+        reason: str | None,
+        stack: str | None,
+        now_ms: int,
+        token: Any,
+        held: Job | None,
+    ) -> Job:
+        """The job of a failed attempt, unlocked and with the failure noted, which stays if it proves not active."""
+        job = self.need(queue, id, script)
+        self._release_lock(queue, job, token, script, now_ms)
+        self._record_failure(job, reason, stack, held)
+        self._need_active(job, script)
+        return job
+
     def _retry_now(
         self, queue: Queue, id: str, reason: str | None, stack: str | None, now_ms: int, token: Any, held: Job | None
     ) -> None:
         """Back to the end of the line at once; what is due by now goes before it."""
         self.promote_due(queue, now_ms)
-        job = self.need(queue, id, "retryJob")
-        self._release_lock(queue, job, token, "retryJob", now_ms)
-        self._record_failure(job, reason, stack, held)
-        self._need_active(job, "retryJob")
+        job = self._take_failed(queue, id, "retryJob", reason, stack, now_ms, token, held)
         job.attempts_made += 1
         self._place_ready(queue, job, ON_RETRY, job.opts.lifo or job.flags & LIFO != 0)
         if self.listening:
@@ -223,10 +235,7 @@ class FinishingFloor(RetentionFloor):
         next_token: Any,
     ) -> Job | None:
         """Into the delayed set; a running worker takes its next job in the same call."""
-        job = self.need(queue, id, "moveToDelayed")
-        self._release_lock(queue, job, token, "moveToDelayed", now_ms)
-        self._record_failure(job, reason, stack, held)
-        self._need_active(job, "moveToDelayed")
+        job = self._take_failed(queue, id, "moveToDelayed", reason, stack, now_ms, token, held)
         job.attempts_made += 1
         job.delay = delay
         job.flags &= ~ABSOLUTE_DUE
