@@ -28,6 +28,7 @@ from inproc_jobs.snapshot.records import (
     ParkedRecord,
     QueueBatch,
     SchedulerRecord,
+    SharedOptions,
 )
 
 __all__ = [
@@ -133,10 +134,6 @@ def _moment(value: Any) -> float | None:
     return None if value is None else _number(value)
 
 
-def _decoded(text: bytes | None) -> str | None:
-    return None if text is None else text.decode()
-
-
 def _json(text: str | bytes, what: str) -> Any:
     try:
         return msgspec.json.decode(text)
@@ -235,19 +232,18 @@ def job_fields(record: JobRecord, prefix: str) -> Command:
         "data",
         record.data.decode(),
         "opts",
-        _encode(_options_of(record, prefix)),
+        _options_text(record, prefix),
         "timestamp",
-        _text(record.timestamp),
+        str(record.timestamp),
         "delay",
         _text(record.delay),
         "priority",
-        _text(record.priority),
+        str(record.priority),
         OWN_FIELD,
-        _encode(_own_of(record)),
+        _own_text(record),
     ]
-    for name, value in _optional_fields(record):
-        if value is not None:
-            fields += (name, value)
+    _add_runs(fields, record)
+    _add_rest(fields, record)
     if record.parent is not None:
         queue = _qualified(prefix, record.parent["queue"])
         link: dict[str, Any] = {"id": record.parent["id"], "queueKey": queue}
@@ -257,26 +253,57 @@ def job_fields(record: JobRecord, prefix: str) -> Command:
     return fields
 
 
-def _optional_fields(record: JobRecord) -> tuple[tuple[str, str | None], ...]:
-    return (
-        ("atm", str(record.attempts_made) if record.attempts_made else None),
-        ("ats", str(record.attempts_started) if record.attempts_started else None),
-        ("stc", str(record.stalled_count) if record.stalled_count else None),
-        ("processedOn", None if record.processed_on is None else _text(record.processed_on)),
-        ("finishedOn", None if record.finished_on is None else _text(record.finished_on)),
+def _add_runs(fields: Command, record: JobRecord) -> None:
+    """What a job has once it has been started."""
+    if record.attempts_made:
+        fields += ("atm", str(record.attempts_made))
+    if record.attempts_started:
+        fields += ("ats", str(record.attempts_started))
+    if record.stalled_count:
+        fields += ("stc", str(record.stalled_count))
+    if record.processed_on is not None:
+        fields += ("processedOn", _text(record.processed_on))
+    if record.finished_on is not None:
+        fields += ("finishedOn", _text(record.finished_on))
+    if record.result is not None or record.state == COMPLETED:
         # A completed job always has a value there: readers parse it.
-        ("returnvalue", "null" if record.result is None and record.state == COMPLETED else _decoded(record.result)),
-        ("failedReason", record.failed_reason),
-        (
-            "stacktrace",
-            _encode(record.stacktrace or []) if record.stacktrace or record.failed_reason is not None else None,
-        ),
-        ("progress", _decoded(record.progress)),
-        ("defa", record.deferred_failure),
-        ("deid", record.deduplication_id),
-        ("rjk", record.scheduler_id),
-        ("pb", record.worker_name),
-    )
+        fields += ("returnvalue", "null" if record.result is None else record.result.decode())
+    if record.failed_reason is not None:
+        fields += ("failedReason", record.failed_reason)
+    if record.stacktrace or record.failed_reason is not None:
+        fields += ("stacktrace", _encode(record.stacktrace or []))
+
+
+def _add_rest(fields: Command, record: JobRecord) -> None:
+    """What few jobs have."""
+    if record.progress is not None:
+        fields += ("progress", record.progress.decode())
+    if record.deferred_failure is not None:
+        fields += ("defa", record.deferred_failure)
+    if record.deduplication_id is not None:
+        fields += ("deid", record.deduplication_id)
+    if record.scheduler_id is not None:
+        fields += ("rjk", record.scheduler_id)
+    if record.worker_name is not None:
+        fields += ("pb", record.worker_name)
+
+
+def _options_text(record: JobRecord, prefix: str) -> str:
+    shared = record.opts
+    if not isinstance(shared, SharedOptions) or record.parent is not None or record.scheduler_id is not None:
+        return _encode(_options_of(record, prefix))
+    if shared.rendered is None:
+        shared.rendered = _encode(_options_of(record, prefix))
+    return shared.rendered
+
+
+def _own_text(record: JobRecord) -> str:
+    shared = record.own
+    if not isinstance(shared, SharedOptions) or record.repeat is not None:
+        return _encode(_own_of(record))
+    if shared.rendered is None:
+        shared.rendered = _encode(_own_of(record))
+    return shared.rendered
 
 
 def _options_of(record: JobRecord, prefix: str) -> dict[str, Any]:
@@ -367,7 +394,7 @@ def job_row(change: JobChange, queue: str, prefix: str, payload: bytes | None = 
         record.state,
         change.moved,
         change.front,
-        _text(record.score),
+        _text(record.score) if record.score else "0",
         str(record.tie),
         fields,
         _side_commands(record, f"{prefix}:{queue}:{change.id}", is_new=is_new),

@@ -36,6 +36,7 @@ from inproc_jobs.snapshot.records import (
     ParkedRecord,
     QueueState,
     SchedulerRecord,
+    SharedOptions,
 )
 
 __all__ = ["BACK", "FRONT", "IN_PLACE", "JobChange", "OptionsCache", "meta_of", "record_of", "restore_queue"]
@@ -63,16 +64,17 @@ class OptionsCache:
     """
 
     def __init__(self) -> None:
-        self._rendered: dict[int, tuple[JobOptions, dict[str, Any], dict[str, Any]]] = {}
+        self._rendered: dict[int, tuple[JobOptions, SharedOptions, SharedOptions]] = {}
         self._read: dict[bytes, JobOptions] = {}
 
-    def render(self, opts: JobOptions) -> tuple[dict[str, Any], dict[str, Any]]:
+    def render(self, opts: JobOptions) -> tuple[SharedOptions, SharedOptions]:
         """(BullMQ's dict, ours). Callers copy before they add to either."""
         known = self._rendered.get(id(opts))
         if known is None or known[0] is not opts:
             if len(self._rendered) > 10_000:
                 self._rendered.clear()
-            known = self._rendered[id(opts)] = (opts, *_render(opts))
+            given, own = _render(opts)
+            known = self._rendered[id(opts)] = (opts, SharedOptions(given), SharedOptions(own))
         return known[1], known[2]
 
     def read(self, opts: Mapping[str, Any], own: Mapping[str, Any]) -> JobOptions:
@@ -179,26 +181,14 @@ def _replace(record: Any, **changes: Any) -> Any:
 def record_of(job: Job, cache: OptionsCache) -> JobRecord:
     """A job as plain data. Under the core's lock. Cost: O(size of what it holds beside its payload)."""
     shared_opts, shared_own = cache.render(job.opts)
-    opts, own = dict(shared_opts), dict(shared_own)
-    if job.flags & CUSTOM_ID:
-        opts["jobId"] = job.id
-    if job.delay and job.state is DELAYED and not job.attempts_started:
-        opts["delay"] = job.delay
-    if job.priority:
-        opts["priority"] = job.priority
-    if job.flags & LIFO:
-        opts["lifo"] = True
-    if job.flags & ABSOLUTE_DUE:
-        own["absolute"] = True
-    if job.state in _STARTING and job.scheduled_ms != job.timestamp:
-        own["due_ms"] = job.scheduled_ms
+    opts, own = _opts_of_the_job(job), _own_of_the_job(job)
     score, tie = _score_of(job)
     record = JobRecord(
         id=job.id,
         name=job.name,
         data=job.data,
-        opts=opts,
-        own=own,
+        opts={**shared_opts, **opts} if opts else shared_opts,
+        own={**shared_own, **own} if own else shared_own,
         timestamp=int(job.timestamp),
         delay=job.delay,
         priority=job.priority,
@@ -214,6 +204,29 @@ def record_of(job: Job, cache: OptionsCache) -> JobRecord:
     if job.extra is not None:
         _add_extra(record, job)
     return record
+
+
+def _opts_of_the_job(job: Job) -> dict[str, Any]:
+    """What BullMQ has among the options of a job, and no other job shares."""
+    opts: dict[str, Any] = {}
+    if job.flags & CUSTOM_ID:
+        opts["jobId"] = job.id
+    if job.delay and job.state is DELAYED and not job.attempts_started:
+        opts["delay"] = job.delay
+    if job.priority:
+        opts["priority"] = job.priority
+    if job.flags & LIFO:
+        opts["lifo"] = True
+    return opts
+
+
+def _own_of_the_job(job: Job) -> dict[str, Any]:
+    own: dict[str, Any] = {}
+    if job.flags & ABSOLUTE_DUE:
+        own["absolute"] = True
+    if job.state in _STARTING and job.scheduled_ms != job.timestamp:
+        own["due_ms"] = job.scheduled_ms
+    return own
 
 
 def _score_of(job: Job) -> tuple[float, int]:
@@ -236,8 +249,8 @@ def _add_extra(record: JobRecord, job: Job) -> None:
     record.deduplication_id = extra.deduplication_id
     record.scheduler_id = extra.scheduler_id
     record.worker_name = extra.worker_name
-    if extra.deduplication_id is not None:
-        record.opts.setdefault("deduplication", {"id": extra.deduplication_id})
+    if extra.deduplication_id is not None and "deduplication" not in record.opts:
+        record.opts = {**record.opts, "deduplication": {"id": extra.deduplication_id}}
     if extra.repeat is not None:
         record.repeat = _repeat_fields(extra.repeat)
     if extra.parent is not None:
@@ -265,8 +278,8 @@ def parked_record(queue: Queue, id: str, cache: OptionsCache) -> ParkedRecord | 
     new: Candidate | None = queue.parked.get(id)
     if new is None:
         return None
-    opts, own = cache.render(new.opts)
-    opts = dict(opts)
+    shared_opts, shared_own = cache.render(new.opts)
+    opts, own = dict(shared_opts), dict(shared_own)
     opts["deduplication"] = {
         name: getattr(new.deduplication, field)
         for name, field in _DEDUPLICATION.items()
@@ -280,7 +293,6 @@ def parked_record(queue: Queue, id: str, cache: OptionsCache) -> ParkedRecord | 
         opts["priority"] = new.priority
     if new.flags & LIFO:
         opts["lifo"] = True
-    own = dict(own)
     if new.flags & ABSOLUTE_DUE:
         own["absolute"] = True
     return ParkedRecord(

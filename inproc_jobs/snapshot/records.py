@@ -29,6 +29,7 @@ __all__ = [
     "QueueBatch",
     "QueueState",
     "SchedulerRecord",
+    "SharedOptions",
 ]
 
 WAITING: Final = "waiting"
@@ -40,6 +41,21 @@ FAILED: Final = "failed"
 WAITING_CHILDREN: Final = "waiting-children"
 
 
+class SharedOptions(dict[str, Any]):
+    """
+    Options that many records have in common: one object, never changed.
+
+    Attributes:
+        rendered: What a store makes of it, once for all of them; None until then.
+    """
+
+    __slots__ = ("rendered",)
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        super().__init__(options)
+        self.rendered: str | None = None
+
+
 class JobRecord(msgspec.Struct, kw_only=True, gc=False):
     """
     One job.
@@ -47,7 +63,7 @@ class JobRecord(msgspec.Struct, kw_only=True, gc=False):
     Attributes:
         opts: Options as BullMQ's dict with its public names (attempts, backoff, removeOnComplete, ...), JSON values.
         own: What is ours and not BullMQ's (frees_id, timeout_ms, max_delay_ms, absolute, catch_up, ...); one extra hash
-            field in BullMQ's layout.
+            field in BullMQ's layout. Both are `SharedOptions` where nothing in them belongs to this job alone.
         state: One of the words above.
         score: delayed: due ms (may have a fraction); prioritized: priority << 32 | counter; waiting-children: ms it
             entered; completed, failed: finished_on; else 0.
