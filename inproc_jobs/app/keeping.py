@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
@@ -16,18 +17,19 @@ from inproc_jobs.core.job import HELD
 from inproc_jobs.errors import EngineNotStartedError, EngineStoppedError, LeaseLostError, SnapshotUnavailableError
 from inproc_jobs.runtime.runtime import Runtime
 from inproc_jobs.snapshot.config import RedisSnapshot
-from inproc_jobs.snapshot.keeper import Answer, Keeper
 
 if TYPE_CHECKING:
     from inproc_jobs.app.receipt import DispatchedJob
     from inproc_jobs.core.core import Core
     from inproc_jobs.core.queue import Queue
     from inproc_jobs.snapshot.config import Snapshot
+    from inproc_jobs.snapshot.keeper import Keeper
+    from inproc_jobs.snapshot.store import Store
+    from inproc_jobs.snapshot.waiters import A
 
 __all__ = ["KeptEngine"]
 
 T = TypeVar("T")
-A = TypeVar("A", bound=Answer)
 
 
 class _Host:
@@ -102,10 +104,10 @@ class KeptEngine(HostedEngine):
             raise EngineStoppedError("the engine is being started already, in another task or thread")
         self.start_over()
         self._stop_error = None
-        store = self._snapshot.open_store()
-        store.limits.update(self._limits())
+        from inproc_jobs.snapshot.keeper import Keeper  # loaded by those who have a snapshot
+
         keeper = self._opening = Keeper(
-            store,
+            functools.partial(_opened, self._snapshot, self._limits()),
             _Host(self),
             mode=self._snapshot.mode,
             every_ms=self._snapshot.every_ms,
@@ -286,6 +288,13 @@ class KeptEngine(HostedEngine):
         if self._keeper is None:
             return {"unsaved_changes": None, "last_save_at": None, "store": None, "store_error": None, "parked_jobs": 0}
         return self._keeper.health()
+
+
+def _opened(snapshot: Snapshot, limits: dict[str, tuple[int, float]]) -> Store:
+    """The store, made in the thread that opens it: loading the library of a client would hold up the loop."""
+    store = snapshot.open_store()
+    store.limits.update(limits)
+    return store
 
 
 async def _in_thread(call: Callable[[], T]) -> T:

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import os
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Final, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
 from inproc_jobs.core.durations import parse_ms
 from inproc_jobs.errors import InvalidDurationError, InvalidOptionError, InvalidOptionTypeError
-from inproc_jobs.snapshot.keeper import Mode, OnHeld
 
 if TYPE_CHECKING:
     from inproc_jobs.snapshot.store import Store
 
-__all__ = ["RedisSnapshot", "Snapshot", "SqliteSnapshot"]
+__all__ = ["Mode", "OnHeld", "RedisSnapshot", "Snapshot", "SqliteSnapshot"]
 
+Mode = Literal["periodic", "write_through"]
+OnHeld = Literal["refuse", "wait"]
 _Duration = str | timedelta
 _MODES: Final[tuple[str, ...]] = get_args(Mode)
 _ON_HELD: Final[tuple[str, ...]] = get_args(OnHeld)

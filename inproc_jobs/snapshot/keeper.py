@@ -8,6 +8,7 @@ itself (ids, not copies), so the backlog is bounded by the number of jobs.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import socket
 import threading
@@ -15,22 +16,21 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
 from datetime import UTC, datetime
-from typing import Any, Final, Literal, Protocol, TypeVar
+from typing import Any, Final, Protocol
 
 from inproc_jobs.core.core import Core
-from inproc_jobs.core.job import HELD, Job
-from inproc_jobs.core.queue import Candidate, Queue
-from inproc_jobs.core.states import JobState
+from inproc_jobs.core.job import Job
+from inproc_jobs.core.queue import Queue
 from inproc_jobs.errors import LeaseHeldError, LeaseLostError, SnapshotError, SnapshotUnavailableError
 from inproc_jobs.snapshot.capture import UNKNOWN, Capture
 from inproc_jobs.snapshot.codec import meta_of, restore_queue
+from inproc_jobs.snapshot.config import Mode, OnHeld
 from inproc_jobs.snapshot.records import Batch, QueueState
 from inproc_jobs.snapshot.store import Owner, Store, StoreEmptiedError
+from inproc_jobs.snapshot.waiters import A, Answer, Waiters
 
-__all__ = ["Answer", "Keeper", "KeeperHost", "Mode", "OnHeld"]
+__all__ = ["Keeper", "KeeperHost"]
 
-Mode = Literal["periodic", "write_through"]
-OnHeld = Literal["refuse", "wait"]
 FIRST_BACKOFF_S: Final = 0.1
 LAST_BACKOFF_S: Final = 5.0
 LAST_TRIES_S: Final = 3.0
@@ -61,24 +61,12 @@ class KeeperHost(Protocol):
         """Say something to the operator. Any thread, no lock."""
 
 
-class Answer(Protocol):
-    """Where whoever waits for the store is answered: a `concurrent.futures.Future`, or something lighter."""
-
-    def set_result(self, result: None, /) -> None:
-        """It is stored. Any thread, no lock."""
-
-    def set_exception(self, error: BaseException, /) -> None:
-        """It is not. Any thread, with or without the lock."""
-
-
-A = TypeVar("A", bound=Answer)
-
-
 class Keeper:
     """
     One engine's snapshot.
 
     Args:
+        open_store: Makes the store; called in `open`, since a client's library takes a while to load.
         mode: "periodic": what changed is written every so often. "write_through": whoever dispatches waits for it.
         every_ms: Interval of the writes.
         lease_ms: How long the store is ours without a sign of life.
@@ -93,7 +81,7 @@ class Keeper:
 
     def __init__(
         self,
-        store: Store,
+        open_store: Callable[[], Store],
         host: KeeperHost,
         *,
         mode: Mode,
@@ -107,7 +95,7 @@ class Keeper:
         self.capture = Capture(host.core)
         self.lost = False
         self.last_save_ms: int | None = None
-        self._store = store
+        self._open_store = open_store
         self._host = host
         self._every_s = every_ms / 1000
         self._lease_s = lease_ms / 1000
@@ -123,8 +111,7 @@ class Keeper:
         self._writer_is_done = False
         self._left_alone = False
         self._threads: list[threading.Thread] = []
-        self._waiters: dict[Job | Candidate, tuple[Queue, list[Answer]]] = {}
-        self._duplicates: list[tuple[Queue, str, str | None, Answer]] = []
+        self._waiters = Waiters(host.core, self.capture)
         self._flushers: list[Future[bool]] = []
         self._down_since: float | None = None
         self._down_reason = ""
@@ -134,6 +121,11 @@ class Keeper:
         self._next_poll = 0.0
         self._poll_trouble = ""
         self._told: set[str] = set()
+
+    @functools.cached_property
+    def _store(self) -> Store:
+        """Made at its first use, which is in `open` and its thread."""
+        return self._open_store()
 
     # --- opening ------------------------------------------------------------------------------------------------
 
@@ -278,109 +270,25 @@ class Keeper:
 
     def wait_stored(self, queue: Queue, job: Job, new: Callable[[], A], *, duplicate: bool) -> A | None:
         """
-        A `new` future of the moment at which the store has what a dispatch has done; None when it has it, or was told nothing.
+        A `new` answer to what a dispatch has done, given once the store has it; None when it has, or was told nothing.
 
-        It fails with `SnapshotUnavailableError` when that could not be stored. What was new is gone from memory then.
+        It is a `SnapshotUnavailableError` when that could not be stored. What was new is gone from memory then.
         Lock held.
         """
-        future = new()
         self.capture.track(queue)  # it may have come into being with this very job
-        if self._host.core.is_unstored(queue, job):
-            self._waiters.setdefault(job, (queue, []))[1].append(future)
-        elif not duplicate:
-            return None
-        else:
-            deduplication_id = job.extra.deduplication_id if job.extra is not None else None
-            parked = queue.parked.get(deduplication_id) if deduplication_id is not None else None
-            id = job.id if job.state is JobState.DELAYED else ""
-            if parked is not None and parked.flags & HELD:
-                self._waiters.setdefault(parked, (queue, []))[1].append(future)
-            elif self.capture.is_pending(queue, id, deduplication_id):
-                # It has moved the job that it collapsed into, or lengthened the life of the key.
-                self._duplicates.append((queue, id, deduplication_id, future))
-            else:
-                return None
-        if self._ended:
-            future.set_exception(self._closed())
-        self._wake.set()
-        return future
+        return self._awaited(self._waiters.for_dispatch(queue, job, new, duplicate=duplicate))
 
     def wait_told(self, queue: Queue, schedule: str, new: Callable[[], A]) -> A | None:
         """As `wait_stored`, for a schedule with its pending run; failure takes nothing back. Lock held."""
         self.capture.track(queue)
-        one = queue.schedulers.get(schedule)
-        id = "" if one is None else f"repeat:{schedule}:{one.next_ms}"
-        if not self.capture.is_pending(queue, id, None):
-            return None
-        future = new()
-        if self._ended:
-            future.set_exception(self._closed())
-        else:
-            self._duplicates.append((queue, id, None, future))
-        self._wake.set()
-        return future
+        return self._awaited(self._waiters.for_schedule(queue, schedule, new))
 
-    def _is_over(self, queue: Queue, awaited: Job | Candidate) -> bool:
-        """Whether there is nothing left to wait for: it is stored, or what has taken its place is, or it is gone."""
-        one: Job | Candidate = awaited
-        while not isinstance(one, Job):
-            if not one.flags & HELD:
-                return True
-            if one.heir is None:
-                return queue.parked.get(one.deduplication.id) is not one
-            one = one.heir
-        return not self._host.core.is_unstored(queue, one)
-
-    def _answer_waiters(self) -> list[Answer]:
-        """Those whose wait is over. Lock held; the caller resolves them without it."""
-        ready: list[Answer] = []
-        for awaited, (queue, futures) in list(self._waiters.items()):
-            if self._is_over(queue, awaited):
-                del self._waiters[awaited]
-                ready += futures
-        left = []
-        for waiter in self._duplicates:
-            if self.capture.is_pending(*waiter[:3]):
-                left.append(waiter)
-            else:
-                ready.append(waiter[3])
-        self._duplicates = left
-        return ready
-
-    def _fail_waiters(self, error: SnapshotUnavailableError) -> None:
-        """Whoever waits is told that it was not stored, and what was new goes, as if it had never come."""
-        host = self._host
-        failed: list[tuple[Answer, bool]] = []
-        with host.lock:
-            waiters, self._waiters = self._waiters, {}
-            duplicates, self._duplicates = self._duplicates, []
-            for awaited, (queue, futures) in waiters.items():
-                failed += [(future, self._may_be_stored(queue, awaited)) for future in futures]
-            for awaited, (queue, _) in waiters.items():
-                self._withdraw(queue, awaited)
-            failed += [(future, error.outcome == "unknown") for *_, future in duplicates]
-            news = bool(host.core.events or host.core.ended)
-        for future, unknown in failed:
-            with contextlib.suppress(InvalidStateError):
-                future.set_exception(
-                    SnapshotUnavailableError(str(error), outcome="unknown" if unknown else "not written")
-                )
-        if news:
-            host.stored(set())
-
-    def _may_be_stored(self, queue: Queue, awaited: Job | Candidate) -> bool:
-        if isinstance(awaited, Job):
-            return self.capture.stored[queue.name].get(awaited.id) == UNKNOWN
-        return True
-
-    def _withdraw(self, queue: Queue, awaited: Job | Candidate) -> None:
-        one: Job | Candidate = awaited
-        while not isinstance(one, Job) and one.heir is not None:
-            one = one.heir
-        if isinstance(one, Job):
-            self._host.core.withdraw(queue, one)
-        else:
-            self._host.core.withdraw_parked(queue, one)
+    def _awaited(self, answer: A | None) -> A | None:
+        if answer is not None:
+            if self._ended:
+                answer.set_exception(self._closed())
+            self._wake.set()
+        return answer
 
     def refuse_while_down(self) -> None:
         """
@@ -420,7 +328,7 @@ class Keeper:
             flushers, self._flushers = self._flushers, []
         for flusher in flushers:
             flusher.set_result(False)
-        self._fail_waiters(self._closed())
+        self._refuse_waiters(self._closed())
         with self._ending:
             self._writer_is_done = True
         if self._left_alone:
@@ -480,7 +388,7 @@ class Keeper:
             ready: list[Answer] = []
             if batch is None:
                 flushers, self._flushers = self._flushers, []
-                ready = self._answer_waiters()
+                ready = self._waiters.take_answered()
                 if self._down_since is None:
                     self.last_save_ms = host.now_ms()
         if batch is not None:
@@ -519,7 +427,7 @@ class Keeper:
                 host.core.confirm(queue, job)
             for new in parked:
                 host.core.confirm_parked(new)
-            ready = self._answer_waiters() if self._waiters or self._duplicates else []
+            ready = self._waiters.take_answered()
             self.last_save_ms = host.now_ms()
         _resolve(ready)
         if held:
@@ -566,7 +474,19 @@ class Keeper:
             flushers, self._flushers = self._flushers, []
         for flusher in flushers:
             flusher.set_result(False)
-        self._fail_waiters(error)
+        self._refuse_waiters(error)
+
+    def _refuse_waiters(self, error: SnapshotUnavailableError) -> None:
+        """Whoever waits is told that it was not stored, and what was new goes, as if it had never come."""
+        core = self._host.core
+        with self._host.lock:
+            refused = self._waiters.take_refused(error)
+            news = bool(core.events or core.ended)
+        for answer, reason in refused:
+            with contextlib.suppress(InvalidStateError):
+                answer.set_exception(reason)
+        if news:
+            self._host.stored(set())
 
     # --- what others have added ---------------------------------------------------------------------------------
 

@@ -8,8 +8,7 @@ from datetime import UTC, datetime
 from typing import TypeVar
 
 from inproc_jobs.errors import LeaseHeldError, LeaseLostError, SnapshotUnavailableError
-from inproc_jobs.snapshot.config import Snapshot
-from inproc_jobs.snapshot.keeper import Mode, OnHeld
+from inproc_jobs.snapshot.config import Mode, OnHeld, Snapshot
 from inproc_jobs.snapshot.records import Batch, JobRecord, MetaRecord, QueueBatch, QueueState
 from inproc_jobs.snapshot.store import Owner
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from inproc_jobs import Deduplication, Engine, Registry, SnapshotUnavailableError
-from inproc_jobs.snapshot.keeper import Mode
+from inproc_jobs.snapshot.config import Mode
 from inproc_jobs.snapshot.records import Batch
 from inproc_jobs.testing.memory_store import MemorySnapshot, MemoryStore
 

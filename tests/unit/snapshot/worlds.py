@@ -126,4 +126,4 @@ class StubHost:
 def keeper_of(core: Core, store: Store, now_ms: Callable[[], int] = lambda: T0, **more: Any) -> Keeper:
     """A keeper of that core; `keeper._host` is its stub."""
     options: dict[str, Any] = {"mode": "periodic", "every_ms": 1_000, "lease_ms": 15_000, **more}
-    return Keeper(store, StubHost(core, now_ms), **options)
+    return Keeper(lambda: store, StubHost(core, now_ms), **options)
