@@ -20,6 +20,7 @@ from inproc_jobs import (
     Registry,
 )
 from inproc_jobs.app import dispatching as dispatching_module
+from tests.parameter_ids import stable_repr
 from tests.unit.app.virtual import virtual
 from tests.unit.app.world import World, refused
 
@@ -108,7 +109,7 @@ WRONG: list[tuple[Any, type[Exception], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("pair", "error", "word"), WRONG, ids=lambda value: str(value)[:30])
+@pytest.mark.parametrize(("pair", "error", "word"), WRONG, ids=stable_repr)
 @pytest.mark.parametrize("sync", [False, True], ids=["async", "sync"])
 async def test_the_whole_bulk_is_checked_first(
     world: World, engine: Engine, pair: Any, error: type[Exception], word: str, sync: bool

@@ -22,6 +22,7 @@ from inproc_jobs import (
     QueueFullError,
     Registry,
 )
+from tests.parameter_ids import stable_repr
 from tests.unit.app.virtual import START, virtual
 from tests.unit.app.world import World, refused
 
@@ -114,7 +115,7 @@ def name_of(value: Any) -> str:
     if isinstance(value, tuple):
         return ""
     try:
-        return ascii(value)[:40]
+        return stable_repr(value).encode("ascii", "backslashreplace").decode()[:40]
     except ValueError:
         return type(value).__name__
 
@@ -320,7 +321,9 @@ async def generator(payload: Any) -> Any:
     yield payload
 
 
-@pytest.mark.parametrize("handle", [5, "name", object(), generator, lambda: None, lambda a, b, c: None], ids=repr)
+@pytest.mark.parametrize(
+    "handle", [5, "name", object(), generator, lambda: None, lambda a, b, c: None], ids=stable_repr
+)
 def test_define_job_refuses_handlers(world: World, handle: Any) -> None:
     """What cannot be called with (payload) or (payload, ctx), or gives an async generator (C99), is refused."""
     with pytest.raises(InvalidHandlerError, match="fresh"):

@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from inproc_jobs import Engine, InvalidHandlerError, InvalidPayloadError, JobFailedError
+from tests.parameter_ids import stable_repr
 from tests.unit.app.virtual import virtual
 from tests.unit.app.world import World, refused
 
@@ -108,7 +109,9 @@ async def test_c85_c86_what_is_not_json_is_refused_with_its_path(world: World, e
 
 
 @pytest.mark.parametrize(
-    "payload", [{1: "a", "1": "b"}, {None: 1}, {True: 1}, {1.5: 1}, {("a",): 1}, {b"a": 1}, {"a\ud800": 1}], ids=repr
+    "payload",
+    [{1: "a", "1": "b"}, {None: 1}, {True: 1}, {1.5: 1}, {("a",): 1}, {b"a": 1}, {"a\ud800": 1}],
+    ids=stable_repr,
 )
 async def test_c91_keys_that_are_not_text(world: World, engine: Engine, payload: Any) -> None:
     """C91: refused instead of converted, since two keys could become one."""
@@ -192,7 +195,7 @@ async def test_size_limit(world: World, level: str) -> None:
         -(2**63),
         0.1 + 0.2,
     ],
-    ids=repr,
+    ids=stable_repr,
 )
 @virtual
 async def test_c87_c89_values_arrive_exactly(world: World, value: Any) -> None:
@@ -391,7 +394,7 @@ def test_c95_a_result_that_cannot_be_stored(world: World, make: Callable[[], Any
     story(world=world)
 
 
-@pytest.mark.parametrize("value", [object(), float("nan"), {1: 2}, b"x", "\ud800"], ids=repr)
+@pytest.mark.parametrize("value", [object(), float("nan"), {1: 2}, b"x", "\ud800"], ids=stable_repr)
 @virtual
 async def test_c86_progress_that_is_not_json(world: World, value: Any) -> None:
     """C86: refused where it is called, with the path; the handler may go on, the old progress stays."""

@@ -12,6 +12,7 @@ import pytest
 
 import inproc_jobs
 from inproc_jobs import BlockingCallError, Engine, EngineStoppedError, NoEngineError, Registry
+from tests.parameter_ids import stable_repr
 from tests.unit.app.virtual import virtual
 from tests.unit.app.world import World
 
@@ -193,7 +194,7 @@ async def test_binding_to_an_engine_of_another_registry(world: World) -> None:
         job.on(stranger)
 
 
-@pytest.mark.parametrize("engine", [None, 5, "engine", Registry()], ids=repr)
+@pytest.mark.parametrize("engine", [None, 5, "engine", Registry()], ids=stable_repr)
 def test_binding_to_what_is_no_engine(world: World, engine: Any) -> None:
     """A typed error instead of an AttributeError at some later dispatch."""
     with pytest.raises(inproc_jobs.InvalidOptionTypeError, match="engine"):
