@@ -16,7 +16,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-__all__ = ["Server", "free_port", "why_not"]
+__all__ = ["SentinelServer", "Server", "free_port", "why_not"]
 
 
 def why_not() -> str | None:
@@ -72,11 +72,14 @@ class Server:
         settings = {"decode_responses": True, "retry": Retry(NoBackoff(), 0), "protocol": 2, **more}
         return redis.Redis(host="127.0.0.1", port=self.port, **settings)
 
+    def arguments(self) -> list[str]:
+        """Of the program."""
+        settings = {**self.settings, "port": str(self.port), "dir": str(self.folder)}
+        return [text for name, value in settings.items() for text in (f"--{name}", value)]
+
     def start(self) -> Self:
         """Start it, on the data that it had."""
-        settings = {**self.settings, "port": str(self.port), "dir": str(self.folder)}
-        arguments = [text for name, value in settings.items() for text in (f"--{name}", value)]
-        self._process = subprocess.Popen([binary(), *arguments], stdout=subprocess.DEVNULL)
+        self._process = subprocess.Popen([binary(), *self.arguments()], stdout=subprocess.DEVNULL)
         give_up = time.monotonic() + 20
         while True:
             assert self._process.poll() is None, "the server did not start"
@@ -113,3 +116,13 @@ class Server:
     def __exit__(self, *exc_info: object) -> None:
         self.kill()
         shutil.rmtree(self.folder, ignore_errors=True)
+
+
+class SentinelServer(Server):
+    """A server that watches others instead of keeping data."""
+
+    def arguments(self) -> list[str]:
+        """See `Server`. A Sentinel writes what it knows into its configuration, so it must have one."""
+        config = self.folder / "sentinel.conf"
+        config.touch()
+        return [str(config), "--sentinel", "--port", str(self.port)]

@@ -332,22 +332,6 @@ def test_large_payloads_are_sent_once(place, redis_client):
     assert [one.data for one in loaded(store).jobs] == [data]
 
 
-def test_queues_that_are_not_wanted(place, redis_client):
-    """Other queues under the prefix stay with their own workers."""
-    first = place.open()
-    first.acquire(owner())
-    for queue in ("mail", "others"):
-        first.apply(Batch(NOW, [QueueBatch(queue, [change(job("1"))], meta_of(1))]))
-    first.release()
-    store = place.open()
-    store.wanted = lambda queue: queue == "mail"
-    store.acquire(owner())
-    assert [state.queue for state in store.load()] == ["mail"]
-    store.renew()
-    assert redis_client.exists("bull:mail:limiter")
-    assert not redis_client.exists("bull:others:limiter")
-
-
 def test_two_places(place, redis_client):
     """A job that stands in two places is in the one that BullMQ finds first."""
     store = place.open()
@@ -536,7 +520,7 @@ def test_tls_of_a_url_and_of_a_client(opened):
     url = "rediss://:pw@redis.example:6380/1?ssl_ca_certs=/ca.pem&ssl_cert_reqs=required"
     for given in (url, redis.Redis.from_url(url), redis.asyncio.Redis.from_url(url)):
         store = opened(given)
-        for client in (store._client, store._lease_client):
+        for client in (store._link.client, store._renewing.client):
             pool = client.connection_pool
             assert issubclass(pool.connection_class, redis.SSLConnection)
             settings = pool.connection_kwargs
