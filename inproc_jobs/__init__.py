@@ -57,6 +57,7 @@ if TYPE_CHECKING:
         ParentJobError,
         QueueBusyError,
         QueueFullError,
+        QueueNotOwnedError,
         RateLimited,
         ReentrantCallError,
         ResultNotStorableError,
@@ -118,6 +119,7 @@ __all__ = [
     "ParentJobError",
     "QueueBusyError",
     "QueueFullError",
+    "QueueNotOwnedError",
     "QueueView",
     "RateLimited",
     "RedisSnapshot",
@@ -160,7 +162,7 @@ _NAMES_OF = {
         InvalidOptionTypeError InvalidPayloadError JobCommandError JobFailedError JobHasFailedChildrenError
         JobIdTakenError JobLockMismatchError JobLockMissingError JobLockedError JobNotFoundError JobNotInStateError
         JobPendingChildrenError JobRemovedError JobSchedulerError JobSignal JobTimeoutError NoEngineError
-        NoHandlerError ParentJobError QueueBusyError QueueFullError RateLimited ResultNotStorableError RetryLater
+        NoHandlerError ParentJobError QueueBusyError QueueFullError QueueNotOwnedError RateLimited ResultNotStorableError RetryLater
         UnrecoverableError WouldDeadlockError LeaseHeldError LeaseLostError SnapshotError SnapshotLayoutError
         SnapshotUnavailableError ReentrantCallError
     """,

@@ -225,6 +225,19 @@ class LeaseLostError(SnapshotError, RuntimeError):
     """This engine was the owner of its store and is no longer: it stops, and has written nothing since."""
 
 
+class QueueNotOwnedError(SnapshotError, RuntimeError):
+    """
+    The queue was in the store when the engine started, and belongs to others: the engine has not taken it over.
+
+    Attributes:
+        queue: Its name.
+    """
+
+    def __init__(self, message: str, *, queue: str = "") -> None:
+        super().__init__(message)
+        self.queue = queue
+
+
 class SnapshotLayoutError(SnapshotError):
     """What the store holds is of a newer layout, or of a kind that is not ours. Nothing was touched."""
 

@@ -115,6 +115,10 @@ class DispatchingEngine(KeptEngine):
         self._plans: dict[JobDefinition[Any, Any], Plan] = {}
         self._warned: set[str] = set()
 
+    def queues_of_jobs(self) -> Iterable[str]:
+        """See `KeptEngine.queues_of_jobs`."""
+        return {queue or self.default_queue for queue in self.registry.queues()}
+
     def start_over(self) -> None:
         """As before; plans name queues that are gone then."""
         super().start_over()

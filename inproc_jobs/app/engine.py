@@ -156,6 +156,7 @@ class Engine(DispatchingEngine):
             context_vars=captured,
         )
         runtime.owner = weakref.ref(self)
+        runtime.admit_queue = self.admit_queue
         runtime.prepare_queue = self._prepare_queue
         runtime.context_vars = captured
         self._max_waiting = {name: setting.max_waiting for name, setting in settings.items()}

@@ -14,7 +14,13 @@ from inproc_jobs.app.answers import LoopAnswers
 from inproc_jobs.app.hosting import HostedEngine
 from inproc_jobs.app.lifecycle import EngineState, StopReport
 from inproc_jobs.core.job import HELD
-from inproc_jobs.errors import EngineNotStartedError, EngineStoppedError, LeaseLostError, SnapshotUnavailableError
+from inproc_jobs.errors import (
+    EngineNotStartedError,
+    EngineStoppedError,
+    LeaseLostError,
+    QueueNotOwnedError,
+    SnapshotUnavailableError,
+)
 from inproc_jobs.runtime.runtime import Runtime
 from inproc_jobs.snapshot.config import RedisSnapshot
 
@@ -107,7 +113,7 @@ class KeptEngine(HostedEngine):
         from inproc_jobs.snapshot.keeper import Keeper  # loaded by those who have a snapshot
 
         keeper = self._opening = Keeper(
-            functools.partial(_opened, self._snapshot, self._limits()),
+            functools.partial(_opened, self._snapshot, self._limits(), self._used_queues()),
             _Host(self),
             mode=self._snapshot.mode,
             every_ms=self._snapshot.every_ms,
@@ -127,6 +133,29 @@ class KeptEngine(HostedEngine):
             await _in_thread(keeper.give_up)
             raise EngineStoppedError("the engine was stopped while it waited for its snapshot")
         self._keeper = keeper
+
+    def _used_queues(self) -> frozenset[str]:
+        """Queues that were set up, and those of defined jobs."""
+        return frozenset((*self.runtime.workers, *self.queues_of_jobs()))
+
+    def queues_of_jobs(self) -> Iterable[str]:
+        """The queues of all jobs that this engine serves."""
+        raise NotImplementedError
+
+    def admit_queue(self, name: str) -> None:
+        """
+        Look whether a queue may come into being.
+
+        Raises:
+            QueueNotOwnedError: It is in the store already, and belongs to others.
+        """
+        if self._keeper is not None and self._keeper.is_left_alone(name):
+            raise QueueNotOwnedError(
+                f"queue {name!r} was there when the engine started, and it is not the engine's: no job was defined for it. "
+                f"Define a job with queue={name!r}, or name it in Engine(queues=...), before the start, and the engine "
+                "takes it over from its BullMQ workers; or give the snapshot a prefix of its own",
+                queue=name,
+            )
 
     def _limits(self) -> dict[str, tuple[int, float]]:
         """Rate limits of the workers by queue, for a store that shows them to workers of a real BullMQ."""
@@ -290,10 +319,11 @@ class KeptEngine(HostedEngine):
         return self._keeper.health()
 
 
-def _opened(snapshot: Snapshot, limits: dict[str, tuple[int, float]]) -> Store:
+def _opened(snapshot: Snapshot, limits: dict[str, tuple[int, float]], wanted: frozenset[str]) -> Store:
     """The store, made in the thread that opens it: loading the library of a client would hold up the loop."""
     store = snapshot.open_store()
     store.limits.update(limits)
+    store.wanted = wanted
     return store
 
 

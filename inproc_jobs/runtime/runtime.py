@@ -117,6 +117,7 @@ class Runtime:
         self.loop_lag_s = 0.0
         self.context_vars: tuple[ContextVar[Any], ...] = ()
         self.owner: Callable[[], object | None] = _nobody
+        self.admit_queue: Callable[[str], None] = _leave_alone
         self.prepare_queue: Callable[[Queue], None] = _leave_alone
         self.draw: Callable[[], float] = random.random
 
@@ -297,6 +298,7 @@ class Runtime:
 
     def add_worker(self, name: str, concurrency: int | None, limiter: Limiter | None) -> QueueWorker:
         """The worker of a queue with these settings; `concurrency` None takes the engine's. Lock held."""
+        self.admit_queue(name)
         queue = self.core.queue(name)
         self.prepare_queue(queue)
         worker = QueueWorker(self, queue, concurrency or self._concurrency, limiter)
@@ -628,5 +630,5 @@ def _nobody() -> None:
     """The owner of a runtime that has none."""
 
 
-def _leave_alone(queue: Queue) -> None:
+def _leave_alone(_queue: object) -> None:
     """What a runtime without an owner does to a new queue."""

@@ -27,6 +27,7 @@ from inproc_jobs.snapshot.records import (
     MetaRecord,
     ParkedRecord,
     QueueBatch,
+    QueueState,
     SchedulerRecord,
     SharedOptions,
 )
@@ -42,6 +43,7 @@ __all__ = [
     "meta_part",
     "meta_record",
     "parked_record",
+    "queues_linked_to",
     "read_job",
     "scheduler_record",
     "scored",
@@ -214,6 +216,19 @@ def _read_repeat(stored: Mapping[str, Any], opts: Mapping[str, Any], own: Mappin
         repeat["lifo"] = True
     repeat |= {name: own[name] for name in _OWN_REPEAT if own.get(name)}
     return {name: value for name, value in repeat.items() if value is not None}
+
+
+def queues_linked_to(state: QueueState, prefix: str) -> set[str]:
+    """Queues in which parents and children of these jobs are, as far as they are under the same prefix."""
+    names: set[str] = set()
+    start = f"{prefix}:"
+    for record in state.jobs:
+        if record.parent is not None:
+            names.add(record.parent["queue"])
+        for keys in (record.pending, record.processed, record.ignored, record.unsuccessful):
+            names.update(key[len(start) :].rpartition(":")[0] for key in keys or () if key.startswith(start))
+    names.discard(state.queue)
+    return names
 
 
 def _qualified(prefix: str, queue: str) -> str:

@@ -13,7 +13,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import Future, InvalidStateError
 from datetime import UTC, datetime
 from typing import Any, Final, Protocol
@@ -204,15 +204,31 @@ class Keeper:
                 self.capture.track(queue)
         for state in self._store.load():
             self._take_in(state)
+        self._finish_restore(host.core.queues)
+        self._tell_warnings()
+        if self._store.left_alone:
+            host.warn(
+                "queues in the store that no job of this engine uses were left to their own workers",
+                store=self._store.description,
+                count=len(self._store.left_alone),
+                first=min(self._store.left_alone),
+            )
+
+    def is_left_alone(self, queue: str) -> bool:
+        """Whether a queue in the store belongs to others. Any thread."""
+        return queue in self._store.left_alone
+
+    def _finish_restore(self, names: Collection[str]) -> None:
+        """All parts of these queues are in: they may run."""
+        host = self._host
         with host.lock:
-            now_ms = host.now_ms()
-            freed = {queue.name: _ownerless(queue) for queue in host.core.queues.values()}
-            for queue in list(host.core.queues.values()):
-                host.core.finish_restore(queue, now_ms)
+            queues = [host.core.queues[name] for name in names]
+            freed = {queue.name: _ownerless(queue) for queue in queues}
+            for queue in queues:
+                host.core.finish_restore(queue, host.now_ms())
         for name, ids in freed.items():
             if ids:
                 host.warn("deduplication ids whose jobs are gone were freed", queue=name, count=len(ids), first=ids[0])
-        self._tell_warnings()
 
     def _tell_warnings(self) -> None:
         """What the store has noticed, each once."""
@@ -514,7 +530,8 @@ class Keeper:
             return
         self._tell_warnings()
         for state in states:
-            self._take_in_foreign(state)
+            (self._take_in if state.whole else self._take_in_foreign)(state)
+        self._finish_restore({state.queue for state in states if state.whole})
         if states:
             self._host.stored({state.queue for state in states})
 

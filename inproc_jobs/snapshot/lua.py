@@ -31,7 +31,7 @@ redis.call('SET', KEYS[3], ARGV[3])
 return {'ok', fence}
 """
 
-# What the others begin with. KEYS: lease, fence. ARGV[1]: {token, fence, lease, kept, seen, reserve}.
+# What the others begin with. KEYS: lease, fence. ARGV[1]: {token, fence, lease, kept, mine, seen, reserve}.
 _HEAD: Final = """
 local call = redis.call
 local head = cmsgpack.unpack(ARGV[1])
@@ -65,6 +65,9 @@ local function guard()
 end
 
 local function kept_key(q) return head.kept .. q end
+
+-- Other engines take it in from now on, whether or not they have jobs for it.
+local function claim(q) call('SADD', head.mine, q) end
 
 -- Meta max must be there for the blocked limiter to count; the true values are kept beside.
 local function show_limit(q, limit)
@@ -141,6 +144,7 @@ for _, entry in ipairs(cmsgpack.unpack(ARGV[2])) do
     local found = call('TYPE', q .. ':' .. name).ok
     if found ~= 'none' and found ~= kind then return {'type', q .. ':' .. name, found, kind} end
   end
+  claim(q)
   block(q, entry[2])
   -- Unless nobody has drawn an id since the last owner reserved some.
   local drawn = call('GET', q .. ':id') or '0'
@@ -365,6 +369,7 @@ end
 
 for _, part in ipairs(parts) do
   local q = part.q
+  claim(q)
   block(q, part.limit)
   take_out(q, part.jobs)
   for _, job in ipairs(part.jobs) do
@@ -417,7 +422,10 @@ for _, q in ipairs(cmsgpack.unpack(ARGV[2])) do
       call('RPUSH', q .. ':wait', id)
     end
   end
-  if ARGV[3] == '1' then call('DEL', q .. ':active', q .. ':stalled') end
+  if ARGV[3] == '1' then
+    call('DEL', q .. ':active', q .. ':stalled')
+    call('SREM', head.mine, q)
+  end
   call('DEL', q .. ':marker')
   if call('HEXISTS', q .. ':meta', 'paused') == 0 and
     (call('LLEN', q .. ':wait') > 0 or call('ZCARD', q .. ':prioritized') > 0) then

@@ -234,6 +234,7 @@ class QueueState(msgspec.Struct):
     Attributes:
         jobs: In any order, except that waiting ones come next-to-run first and active ones oldest first.
         unreadable: id -> why, for jobs that cannot be read; they are parked, and the store keeps them unchanged.
+        whole: Of a state that was polled: it is a part of a queue that was taken over just now, not an addition.
     """
 
     queue: str
@@ -243,3 +244,4 @@ class QueueState(msgspec.Struct):
     parked: dict[str, ParkedRecord] = {}
     schedulers: dict[str, SchedulerRecord] = {}
     unreadable: dict[str, str] = {}
+    whole: bool = False

@@ -150,6 +150,7 @@ class RedisLease:
             "fence": self._fence,
             "lease": str(self._lease_ms),
             "kept": f"{self.base}kept:",
+            "mine": f"{self.base}queues",
             "seen": {f"{self._prefix}:{queue}": last for queue, last in self.seen.all().items()},
             "reserve": RESERVE,
         }

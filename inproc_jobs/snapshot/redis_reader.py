@@ -29,7 +29,7 @@ from inproc_jobs.snapshot.records import (
 from inproc_jobs.snapshot.redis_lease import RedisLease
 from inproc_jobs.snapshot.redis_link import RedisLink
 
-__all__ = ["RedisReader", "slices"]
+__all__ = ["FoundQueue", "RedisReader", "slices"]
 
 _READ_JOBS: Final = 200
 """Jobs per call while reading; as many are taken in at a time, under the engine's lock."""
@@ -86,6 +86,12 @@ class RedisReader:
                 if queue and tail:
                     found.setdefault(queue, FoundQueue()).note(tail)
         return {queue: one for queue, one in found.items() if one.is_queue}
+
+    def claimed(self) -> set[str]:
+        """The queues that an engine has stored before."""
+        start = f"{self._prefix}:"
+        with self._link.trouble():
+            return {raw.decode().removeprefix(start) for raw in self._link.client.smembers(f"{self._lease.base}queues")}
 
     def watch(self, queue: str) -> None:
         """Remember where the queue's stream of events ends."""

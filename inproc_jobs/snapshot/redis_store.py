@@ -6,7 +6,7 @@ A store in Redis or Valkey, in BullMQ's own layout. One owner holds everything u
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any, Final
 
@@ -17,7 +17,7 @@ from inproc_jobs.snapshot import lua
 from inproc_jobs.snapshot.records import COMPLETED, Batch, QueueState
 from inproc_jobs.snapshot.redis_lease import RedisLease
 from inproc_jobs.snapshot.redis_link import RedisLink
-from inproc_jobs.snapshot.redis_reader import RedisReader, slices
+from inproc_jobs.snapshot.redis_reader import FoundQueue, RedisReader, slices
 from inproc_jobs.snapshot.store import Owner
 
 __all__ = ["RedisStore"]
@@ -42,6 +42,7 @@ class RedisStore:
     Attributes:
         limits: Queue -> (max, duration ms) of its workers: what BullMQ's workers see as the queue's limit while this
             owner lives, and after it was killed.
+        wanted, left_alone: See `Store`. An engine has stored a queue before if its name is in a set beside the lease.
         warnings: What the operator should know about the store, found by `load` and `poll_foreign`.
     """
 
@@ -51,6 +52,8 @@ class RedisStore:
         self.prefix = prefix
         self.lease_ms = lease_ms
         self.limits: dict[str, tuple[int, float]] = {}
+        self.wanted: frozenset[str] | None = None
+        self.left_alone: frozenset[str] = frozenset()
         self._link = RedisLink(url_or_client, timeout_ms / 1000)
         # A renewal that hangs must give up while there is still a lease to save.
         self._renewing = RedisLink(url_or_client, min(timeout_ms, max(lease_ms // 3, 1)) / 1000)
@@ -90,15 +93,40 @@ class RedisStore:
         and active jobs runs through all of them, and finished ones come oldest first.
         """
         found = self._reader.scan()
-        for queue in sorted(found):
-            self._reader.watch(queue)
-        for queue in sorted(found):
+        ours = set(found) if self.wanted is None else self.wanted | (self._reader.claimed() & found.keys())
+        self.left_alone = frozenset(found)
+        # Wanted ones as well that are not there yet: what others add to them must not go to stray workers.
+        yield from self._take_over(found, ours)
+
+    def _take_over(self, found: Mapping[str, FoundQueue], queues: Iterable[str]) -> Iterator[QueueState]:
+        """Queues, and those that their flows reach into: what becomes of a child, its parent must be told."""
+        todo: list[str] = []
+
+        def take(more: Iterable[str]) -> None:
+            for queue in sorted(more):
+                self._reader.watch(queue)
+                todo.append(queue)
+            self.left_alone = self.left_alone.difference(todo)
+
+        take(queues)
+        for queue in todo:  # it grows meanwhile
             self._lease.call(lua.OPEN, msgspec.msgpack.encode(self._with_limits([queue])))
-            yield from self._reader.load_queue(queue, found[queue])
+            for state in self._reader.load_queue(queue, found.get(queue) or FoundQueue()):
+                take(self.left_alone & layout.queues_linked_to(state, self.prefix))
+                yield state
 
     def poll_foreign(self) -> list[QueueState]:
         """See `Store.poll_foreign`. Told by the events that every add of BullMQ leaves; we write none."""
-        return self._reader.poll_foreign()
+        states = self._reader.poll_foreign()
+        reached = {queue for state in states for queue in layout.queues_linked_to(state, self.prefix)}
+        reached -= self._lease.seen.all().keys()
+        if not reached:
+            return states
+        found = self._reader.scan()
+        whole = list(self._take_over(found, found.keys() & reached))
+        for state in whole:
+            state.whole = True
+        return [*whole, *states]
 
     # --- writing ------------------------------------------------------------------------------------------------
 

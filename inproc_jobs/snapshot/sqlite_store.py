@@ -72,13 +72,15 @@ class SqliteStore:
 
     Attributes:
         warnings: What cannot be read and was left alone.
-        limits: Without meaning here; part of the port.
+        limits, wanted, left_alone: Without meaning here, as nobody else uses the file; part of the port.
     """
 
     def __init__(self, path: str, *, timeout_ms: int, lease_ms: int) -> None:
         self.description = f"SQLite file {path}"
         self.warnings: list[str] = []
         self.limits: dict[str, tuple[int, float]] = {}
+        self.wanted: frozenset[str] | None = None
+        self.left_alone: frozenset[str] = frozenset()
         self._path = os.path.realpath(path)  # two names of one file must have one lock
         self._timeout_s = timeout_ms / 1000
         self._lock = FileLock(f"{self._path}.lock")

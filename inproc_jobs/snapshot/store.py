@@ -44,6 +44,11 @@ class Store(Protocol):
     limits: dict[str, tuple[int, float]]
     """Queue -> (max, duration ms) of its workers, for a store that shows them to others."""
 
+    wanted: frozenset[str] | None
+    """Queues that the engine has jobs for; None: all. In a place that others use as well, theirs are left to them."""
+    left_alone: frozenset[str]
+    """Queues of others that were found by `load` and are not wanted."""
+
     def acquire(self, owner: Owner) -> int:
         """
         Become the owner.
@@ -72,6 +77,8 @@ class Store(Protocol):
 
         A queue with many jobs may come in several parts, one after the other, each with the same meta; keys, parked adds
         and schedulers come with the first. The order of waiting and active jobs runs through all parts.
+
+        "Everything" is what an engine has stored before, what is wanted, and where the flows of those reach.
         """
 
     def apply(self, batch: Batch) -> None:
@@ -85,7 +92,8 @@ class Store(Protocol):
 
     def poll_foreign(self) -> list[QueueState]:
         """
-        Jobs that somebody else has added since the last call; empty where nobody else can.
+        Jobs that somebody else has added since the last call; empty where nobody else can. Where they belong to flows that
+        reach into a queue that was left alone, that queue comes as well, as a whole.
 
         Cost: O(1) per queue when nothing was added.
         """

@@ -63,6 +63,8 @@ class MemoryStore:
     def __init__(self, snapshot: MemorySnapshot) -> None:
         self.warnings: list[str] = []
         self.limits: dict[str, tuple[int, float]] = {}
+        self.wanted: frozenset[str] | None = None
+        self.left_alone: frozenset[str] = frozenset()
         self._snapshot = snapshot
         self._fence = 0
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -50,3 +51,17 @@ def place(shared_server: Server) -> Iterator[RedisPlace]:
 def redis_client(shared_server: Server) -> Iterator[object]:
     with shared_server.client() as client:
         yield client
+
+
+@pytest.fixture
+def opened() -> Iterator[Callable[..., RedisStore]]:
+    """Stores that are closed at the end."""
+    stores: list[RedisStore] = []
+
+    def opened(url_or_client: object, **more: Any) -> RedisStore:
+        stores.append(RedisStore(url_or_client, **more))
+        return stores[-1]
+
+    yield opened
+    for store in stores:
+        store.close()

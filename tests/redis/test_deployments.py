@@ -13,9 +13,8 @@ from redis.sentinel import Sentinel
 
 from inproc_jobs import Engine, RedisSnapshot, Registry
 from inproc_jobs.errors import InvalidOptionTypeError, SnapshotLayoutError, SnapshotUnavailableError
-from inproc_jobs.snapshot.redis_store import RedisStore
 from tests.redis.fake_server import FakeServer
-from tests.redis.server import SentinelServer, Server, why_not
+from tests.redis.server import SentinelServer, Server, free_port, why_not
 from tests.redis.tls import TlsProxy
 from tests.unit.snapshot.store_contract import batch_of, change, ids, job, loaded, owner
 
@@ -60,17 +59,17 @@ async def test_restart_over_tls(tls, kind):
     assert ran == ["encrypted"]
 
 
-def test_certificate_of_a_stranger_is_refused(tls, tmp_path_factory):
+def test_certificate_of_a_stranger_is_refused(tls, tmp_path_factory, opened):
     """A server that cannot prove who it is gets nothing."""
     with Server() as server, TlsProxy(server.port, tmp_path_factory.mktemp("other")) as other:
-        store = RedisStore(f"rediss://localhost:{other.port}/0?ssl_ca_certs={tls.ca_path}")
+        store = opened(f"rediss://localhost:{other.port}/0?ssl_ca_certs={tls.ca_path}")
         with pytest.raises(SnapshotUnavailableError, match=r"(?i)certificate"):
             store.acquire(owner())
 
 
-def test_plain_client_of_an_encrypted_server(tls):
+def test_plain_client_of_an_encrypted_server(tls, opened):
     """It says that the server cannot be talked to, and does not hang."""
-    store = RedisStore(f"redis://localhost:{tls.port}/0", timeout_ms=500)
+    store = opened(f"redis://localhost:{tls.port}/0", timeout_ms=500)
     with pytest.raises(SnapshotUnavailableError):
         store.acquire(owner())
 
@@ -132,45 +131,46 @@ async def test_jobs_go_to_the_new_master(watched):
 @pytest.fixture
 def cluster() -> Iterator[Server]:
     """A Cluster of one node."""
-    with Server(**{"cluster-enabled": "yes"}) as node:
+    # Its bus would be at port + 10,000, which need not be a port.
+    with Server(**{"cluster-enabled": "yes", "cluster-port": str(free_port())}) as node:
         with node.client() as client:
             client.execute_command("CLUSTER ADDSLOTSRANGE", 0, 16_383)
             eventually(lambda: client.cluster("info")["cluster_state"] == "ok")
         yield node
 
 
-def test_prefix_with_a_hash_tag_keeps_a_cluster_in_one_slot(cluster):
+def test_prefix_with_a_hash_tag_keeps_a_cluster_in_one_slot(cluster, opened):
     """As on BullMQ, braces around the prefix put all keys of all queues into one slot."""
-    store = RedisStore(cluster.url, prefix="{jobs}")
+    store = opened(cluster.url, prefix="{jobs}")
     store.acquire(owner())
     list(store.load())
     store.apply(batch_of(change(job("1")), queue="a"))
     store.apply(batch_of(change(job("2")), queue="b"))
     store.release()
-    again = RedisStore(cluster.url, prefix="{jobs}")
+    again = opened(cluster.url, prefix="{jobs}")
     again.acquire(owner())
     assert ids(loaded(again, "a"), "waiting") == ["1"]
     assert ids(loaded(again, "b"), "waiting") == ["2"]
 
 
-def test_prefix_without_a_hash_tag_is_refused(cluster):
+def test_prefix_without_a_hash_tag_is_refused(cluster, opened):
     """Its keys would be spread over slots; the message says what to write instead."""
-    store = RedisStore(cluster.url)
+    store = opened(cluster.url)
     with pytest.raises(SnapshotLayoutError, match=r"\{bull\}"):
         store.acquire(owner())
 
 
-def test_node_that_is_not_in_charge():
+def test_node_that_is_not_in_charge(opened):
     """It may be again after the next failover, so the jobs go on in memory; the message says who is."""
     with FakeServer(b"-MOVED 3999 10.0.0.7:6381\r\n") as fake:
-        store = RedisStore(fake.url, prefix="{jobs}")
+        store = opened(fake.url, prefix="{jobs}")
         with pytest.raises(SnapshotUnavailableError, match=r"10\.0\.0\.7:6381"):
             store.acquire(owner())
 
 
-def test_client_of_a_cluster_is_refused(cluster):
+def test_client_of_a_cluster_is_refused(cluster, opened):
     """It has no connection of its own that a write could be sent through as one."""
     client = redis.RedisCluster(host="127.0.0.1", port=cluster.port)
     with pytest.raises(InvalidOptionTypeError, match="node"):
-        RedisStore(client)
+        opened(client)
     client.close()

@@ -27,20 +27,6 @@ def server():
         yield server
 
 
-@pytest.fixture
-def opened():
-    """Stores that are closed at the end."""
-    stores: list[RedisStore] = []
-
-    def opened(url_or_client, **more) -> RedisStore:
-        stores.append(RedisStore(url_or_client, **more))
-        return stores[-1]
-
-    yield opened
-    for store in stores:
-        store.close()
-
-
 def dumped(client) -> dict[str, bytes]:
     """Everything that a server holds."""
     return {key: client.dump(key) for key in client.scan_iter()}

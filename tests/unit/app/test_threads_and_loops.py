@@ -294,7 +294,7 @@ def test_case_c115_many_loops_leak_nothing() -> None:
         for _ in range(50):
             turn()
         gc.collect()
-    assert open_files() == files
+    assert open_files() <= files
 
 
 def test_case_c115_engines_are_collected() -> None:
