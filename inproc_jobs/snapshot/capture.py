@@ -88,6 +88,8 @@ class Capture:
         self._meta: dict[str, MetaRecord] = {}
         self._owners: dict[str, dict[str, str]] = {}
         self._taken: list[_Taken] = []
+        self._again: list[_Taken] = []
+        """What the last write was to tell, and could not. Not merged into the backlog, which may be a million jobs."""
         self._first_queue = 0
         self._has_more_parts = False
         self._round_ms = 0
@@ -107,7 +109,8 @@ class Capture:
 
     def backlog(self) -> int:
         """Jobs that the store has not been told of."""
-        return sum(len(queue.touched or ()) for queue in self._core.queues.values())
+        again = sum(len(taken.placements) for taken in self._again)
+        return again + sum(len(queue.touched or ()) for queue in self._core.queues.values())
 
     # --- rounds -------------------------------------------------------------------------------------------------
 
@@ -149,7 +152,7 @@ class Capture:
 
     def is_pending(self, queue: Queue, id: str, deduplication_id: str | None) -> bool:
         """Whether the store has yet to be told of a job, or of what hangs on its deduplication id. Cost: O(1)."""
-        taken = next((one for one in self._taken if one.queue is queue), None)
+        taken = next((one for one in (*self._taken, *self._again) if one.queue is queue), None)
         if id in (queue.touched or ()) or (taken is not None and id in taken.placements):
             return True
         if deduplication_id is None:
@@ -169,10 +172,10 @@ class Capture:
         batch = Batch(now_ms)
         self._taken = []
         self._has_more_parts = False
-        room = BATCH_JOBS
         queues = list(self._core.queues.values())
         for queue in queues:
             self.track(queue)
+        room = BATCH_JOBS - self._take_again()
         for queue in self._in_turn(queues):
             if room > 0 and queue.touched and self._room_in(queue) > 0:
                 room -= self._take_jobs(queue, room)
@@ -182,6 +185,21 @@ class Capture:
             if part is not None:
                 batch.queues.append(part)
         return batch if batch.queues or self._taken else None
+
+    def _take_again(self) -> int:
+        """What a failed write has left comes first; answers how many. What has moved since has left its turn to that."""
+        again, self._again = self._again, []
+        count = 0
+        for one in again:
+            touched = one.queue.touched
+            assert touched is not None
+            placements = self._taken_of(one.queue).placements
+            for id, placement in one.placements.items():
+                if touched.get(id, IN_PLACE) == IN_PLACE:
+                    touched.pop(id, None)
+                    placements[id] = placement
+                    count += 1
+        return count
 
     def _in_turn(self, queues: list[Queue]) -> list[Queue]:
         """Another one goes first each time: a queue that is always busy must not keep the others from the store."""
@@ -365,17 +383,10 @@ class Capture:
         self.give_back()
 
     def give_back(self) -> None:
-        """Take back what was taken, to be told again before what has changed since."""
+        """Take back what was taken, to be told again before what has changed since. Cost: O(the batch)."""
+        self._again += self._taken
         for taken in self._taken:
             queue = taken.queue
-            later = queue.touched or {}
-            merged: dict[str, int] = {}
-            for id, placement in taken.placements.items():
-                if later.get(id, IN_PLACE) == IN_PLACE:
-                    # Not moved since, so it keeps its turn.
-                    merged[id] = placement
-                    later.pop(id, None)
-            queue.touched = {**merged, **later}
             for source, ids in (
                 (queue.deduplication, taken.keys),
                 (queue.parked, taken.parked),
@@ -398,7 +409,7 @@ class Capture:
 
     def forget_store(self) -> None:
         """The store has lost everything: all there is must be told anew, in the order in which it stands."""
-        self._taken = []
+        self._taken, self._again = [], []
         self._meta.clear()
         for queue in self._core.queues.values():
             self.track(queue)
