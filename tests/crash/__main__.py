@@ -87,6 +87,8 @@ class Rounds:
 
     def one_life(self, number: int) -> None:
         pid = self.fork(number)
+        if self.random.random() < 0.8:
+            self.await_start()
         # Long lives now and then: what is older than the interval must be there.
         longest_s = LONGEST_LIFE_S if number % 10 else 5 * LONGEST_LIFE_S
         time.sleep(self.random.random() * longest_s)
@@ -104,6 +106,13 @@ class Rounds:
         self.audit.note_kill(trouble_at)
         if self.server is not None and self.server._process is None:
             self.server.start()
+
+    def await_start(self) -> None:
+        """Else most lives of a store that has grown would end while it is read."""
+        before, give_up = self.audit.restarts, time.monotonic() + 30
+        while self.audit.restarts == before and time.monotonic() < give_up:
+            time.sleep(0.005)
+            self.audit.read()
 
     def last_life(self, number: int) -> None:
         pid = self.fork(number, last=True)
