@@ -427,10 +427,6 @@ class Registry:
         """The current definition of a name."""
         return self._jobs.get(name)
 
-    def queues(self) -> set[str | None]:
-        """The queues of the jobs; None stands for an engine's default one."""
-        return {job.queue for job in list(self._jobs.values())}
-
     def names(self) -> Sequence[str]:
         """The defined names, in order of definition."""
         return tuple(self._jobs)

@@ -117,7 +117,8 @@ class DispatchingEngine(KeptEngine):
 
     def queues_of_jobs(self) -> Iterable[str]:
         """See `KeptEngine.queues_of_jobs`."""
-        return {queue or self.default_queue for queue in self.registry.queues()}
+        jobs = map(self.registry.get, self.registry.names())
+        return {job.queue or self.default_queue for job in jobs if job is not None}
 
     def start_over(self) -> None:
         """As before; plans name queues that are gone then."""

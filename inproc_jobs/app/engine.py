@@ -222,7 +222,7 @@ class Engine(DispatchingEngine):
             JobSchedulerError: Jobs of the schedule take the ids of its next runs.
             SnapshotUnavailableError: A write_through snapshot could not store it; it runs in memory all the same.
         """
-        view = self.schedule_sync(
+        view = self._schedule(
             id,
             job,
             payload,
@@ -254,13 +254,18 @@ class Engine(DispatchingEngine):
         immediately: bool = False,
         catch_up: CatchUp = "once",
     ) -> ScheduleView | None:
-        """As `schedule`, from any thread; does not wait for a store."""
-        if not self.takes_dispatches:
-            self.refuse_dispatch()
-        plan = self._plans.get(job) or self._plan(job)
-        data = plan.encode(payload)
-        repeat = read_schedule(
+        """
+        As `schedule`, from any thread.
+
+        Raises:
+            BlockingCallError: A loop runs in this thread, and the call would have to wait for the store.
+        """
+        if self.hold:
+            self.refuse_in_loop("schedule_sync with a write_through snapshot", "await engine.schedule()")
+        view = self._schedule(
             id,
+            job,
+            payload,
             every=every,
             cron=cron,
             tz=tz,
@@ -269,6 +274,20 @@ class Engine(DispatchingEngine):
             end=end,
             immediately=immediately,
             catch_up=catch_up,
+        )
+        if self.hold:
+            self.settle_schedule_sync(job.queue or self.default_queue, id)
+        return view
+
+    def _schedule(self, id: str, job: JobDefinition[P, Any], payload: P, **options: Any) -> ScheduleView | None:
+        """As `schedule`, without waiting for a store."""
+        if not self.takes_dispatches:
+            self.refuse_dispatch()
+        plan = self._plans.get(job) or self._plan(job)
+        data = plan.encode(payload)
+        repeat = read_schedule(
+            id,
+            **options,
             now_ms=self.runtime.clock.now_ms(),
             priority=plan.priority,
             lifo=plan.opts.lifo,

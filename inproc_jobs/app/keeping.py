@@ -302,15 +302,24 @@ class KeptEngine(HostedEngine):
         Raises:
             SnapshotUnavailableError: They could not be; they are in memory all the same, and written later.
         """
-        keeper = self._keeper
-        if keeper is None:
-            return
-        with self.runtime.lock:
-            answer = keeper.wait_told(self.runtime.core.queue(queue), id, self._loop_answers().new)
+        answer = self._wait_told(queue, id, self._loop_answers().new)
         if answer is not None:
             await answer.arrival
             if answer.error is not None:
                 raise answer.error
+
+    def settle_schedule_sync(self, queue: str, id: str) -> None:
+        """As `settle_schedule`, blocking."""
+        future = self._wait_told(queue, id, Future[None])
+        if future is not None:
+            future.result()
+
+    def _wait_told(self, queue: str, id: str, new: Callable[[], A]) -> A | None:
+        keeper = self._keeper
+        if keeper is None:
+            return None
+        with self.runtime.lock:
+            return keeper.wait_told(self.runtime.core.queue(queue), id, new)
 
     def snapshot_health(self) -> dict[str, Any]:
         """How the snapshot is; Nones without one."""

@@ -79,6 +79,8 @@ async def test_blocking_twins_refuse_inside_a_loop(world):
             world.job.dispatch_many_sync([(1, None)])
         with pytest.raises(BlockingCallError, match="flow"):
             engine.flow_sync(world.job.node(1))
+        with pytest.raises(BlockingCallError, match=r"engine\.schedule"):
+            engine.schedule_sync("tick", world.job, 1, every="1h")
         assert world.stored == set()
 
 
@@ -89,7 +91,11 @@ def test_blocking_twins_wait(world):
         world.job.dispatch_sync(1, job_id="a")
         world.job.dispatch_many_sync([(1, {"job_id": "b"}), (1, {"job_id": "c"})])
         engine.flow_sync(world.job.node(1, job_id="p", children=[world.job.node(1, job_id="k")]))
-        assert {"a", "b", "c", "p", "k"} <= world.stored
+        view = engine.schedule_sync("tick", world.job, 1, every="1h")
+        assert view is not None
+        pending = {view.id for view in engine.queue("default").jobs() if view.id.startswith("repeat:tick:")}
+        assert len(pending) == 1
+        assert {"a", "b", "c", "p", "k"} | pending <= world.stored
 
 
 async def test_store_that_is_away(world):
