@@ -44,6 +44,7 @@ __all__ = [
     "ParentJobError",
     "QueueBusyError",
     "QueueFullError",
+    "QueueNotOwnedError",
     "RateLimited",
     "ReentrantCallError",
     "ResultNotStorableError",

@@ -9,8 +9,10 @@ facade's default fails the parent.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args
+
+import msgspec
 
 from inproc_jobs.core import options as core_options
 from inproc_jobs.core.job import Job, ParentLink
@@ -189,7 +191,7 @@ def _with_policy(opts: core_options.JobOptions, policy: str) -> core_options.Job
     """The child's own option says the same as its link, as on BullMQ; jobs without one share their options."""
     if not policy:
         return opts
-    return replace(
+    return msgspec.structs.replace(
         opts,
         fail_parent=policy == "fpof",
         continue_parent=policy == "cpof",

@@ -9,8 +9,9 @@ so the core trusts them.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Final
+
+import msgspec
 
 __all__ = [
     "DEFAULT_OPTIONS",
@@ -24,8 +25,7 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Backoff:
+class Backoff(msgspec.Struct, frozen=True, kw_only=True):
     """
     How long a failed job waits.
 
@@ -42,8 +42,7 @@ class Backoff:
     max_delay_ms: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Retention:
+class Retention(msgspec.Struct, frozen=True, kw_only=True):
     """
     Which finished jobs stay, applied at each finish (BullMQ: `removeOnComplete`, `removeOnFail`).
 
@@ -58,8 +57,7 @@ class Retention:
     limit: int = 1000
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Deduplication:
+class Deduplication(msgspec.Struct, frozen=True, kw_only=True):
     """
     Collapsing by a deduplication id (spec section 4).
 
@@ -80,8 +78,7 @@ class Deduplication:
     keep_last: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobOptions:
+class JobOptions(msgspec.Struct, frozen=True, kw_only=True):
     """
     What every job of a definition shares.
 
@@ -117,16 +114,14 @@ class JobOptions:
     given: Mapping[str, Any] | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limiter:
+class Limiter(msgspec.Struct, frozen=True, kw_only=True):
     """At most `max` starts per `duration_ms`, in a window that opens with the first start."""
 
     max: int
     duration_ms: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerOptions:
+class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
     """
     What a worker brings to each fetch and finish (spec section 9.1).
 

@@ -164,15 +164,8 @@ def _read(opts: Mapping[str, Any], own: Mapping[str, Any]) -> JobOptions:
     if "timeout_ms" in own:
         changes["timeout_ms"] = own["timeout_ms"]
     if "max_delay_ms" in own and read.backoff is not None:
-        changes["backoff"] = _replace(read.backoff, max_delay_ms=own["max_delay_ms"])
-    return _replace(read, **changes) if changes else read
-
-
-def _replace(record: Any, **changes: Any) -> Any:
-    """`dataclasses.replace`, loaded late: only a process with a snapshot comes here."""
-    import dataclasses
-
-    return dataclasses.replace(record, **changes)
+        changes["backoff"] = msgspec.structs.replace(read.backoff, max_delay_ms=own["max_delay_ms"])
+    return msgspec.structs.replace(read, **changes) if changes else read
 
 
 # --- core -> records ----------------------------------------------------------------------------------------------

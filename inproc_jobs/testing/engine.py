@@ -7,7 +7,7 @@ import dataclasses
 import uuid
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from inproc_jobs.app.engine import Engine, RegistryHandlers
@@ -86,10 +86,8 @@ class TestedEngine(Engine):
 
     async def schedule(self, id: str, job: Any, *args: Any, **options: Any) -> ScheduleView | None:
         """As in production, and then as `settle`."""
-        view = super().schedule_sync(id, job, *args, **options)
-        if self.hold:
-            with self._standing_still():
-                await self.settle_schedule(job.queue or self.default_queue, id)
+        with self._standing_still() if self.hold else nullcontext():
+            view = await super().schedule(id, job, *args, **options)
         if self._inline:
             await self.settle()
         return view

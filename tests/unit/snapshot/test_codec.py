@@ -136,7 +136,7 @@ def test_jobs_come_back(job):
     back = queue.index[job.id]
     assert codec.record_of(back, codec.OptionsCache()) == record
     assert back.state is job.state
-    assert back.opts == (codec._replace(job.opts, lifo=True) if job.flags & LIFO else job.opts)
+    assert back.opts == (msgspec.structs.replace(job.opts, lifo=True) if job.flags & LIFO else job.opts)
     assert back.scheduled_ms == job.scheduled_ms or job.state not in codec._STARTING
     for name in ("data", "timestamp", "delay", "priority", "attempts_made", "attempts_started", "result", "due_ms"):
         assert getattr(back, name) == getattr(job, name)

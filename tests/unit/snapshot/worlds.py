@@ -65,7 +65,7 @@ def _job_picture(job: Job, cache: codec.OptionsCache) -> dict[str, Any]:
 
 def _options(job: Job) -> Any:
     """Its options themselves; lifo may be told by the job or by its options."""
-    return codec._replace(job.opts, lifo=False, given=None)
+    return msgspec.structs.replace(job.opts, lifo=False, given=None)
 
 
 def restored(store: Store, *, finish_ms: int | None = None) -> Core:
