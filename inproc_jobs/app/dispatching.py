@@ -168,12 +168,15 @@ class DispatchingEngine(KeptEngine):
         if not plan.worker.summoned:
             self.refuse_dead_loop()
         with runtime.lock:
-            if id:
-                self.check_name_of(queue, id, name)
-            answer = core.add(
-                queue, name, data, plan.opts, runtime.now_ms(), id=id, delay=delay_ms, priority=plan.priority
-            )
-            receipt = self._answer(plan, answer)
+            living = self.living(queue, id, name) if id else None
+            if living is not None:
+                core.count_duplicate(queue, living)
+                receipt: DispatchedJob[Any] = DispatchedJob(id, name, queue.name, True, living.state, living, self)
+            else:
+                answer = core.add(
+                    queue, name, data, plan.opts, runtime.now_ms(), id=id, delay=delay_ms, priority=plan.priority
+                )
+                receipt = self._answer(plan, answer)
             news = core.events or core.ended
         if news:
             runtime.flush()
@@ -287,7 +290,7 @@ class DispatchingEngine(KeptEngine):
         """Add a checked job, have it run, and write the receipt. Lock held."""
         queue, name = plan.queue, plan.name
         if id:
-            self.check_name_of(queue, id, name)
+            self.living(queue, id, name)
         answer = self.runtime.core.add(
             queue,
             name,
@@ -318,11 +321,17 @@ class DispatchingEngine(KeptEngine):
                 self.runtime.summon(worker)
         return DispatchedJob(answer.id, plan.name, plan.queue.name, False, state, answer, self)
 
-    def check_name_of(self, queue: Queue, id: str, name: str) -> None:
-        """Refuse an id that a job of another name has. Lock held."""
-        known = queue.index.get(id)
-        if known is not None and known.name != name and not self.runtime.core.id_is_free(known):
+    def living(self, queue: Queue, id: str, name: str) -> Job | None:
+        """
+        The job of which a dispatch with this id and name would be a duplicate, None for none. Lock held.
+
+        Raises:
+            JobIdTakenError: It has another name.
+        """
+        known = self.runtime.core.living(queue, id)
+        if known is not None and known.name != name:
             raise JobIdTakenError(id, known.name, known.state)
+        return known
 
     def _duplicate_receipt(self, answer: Duplicate, name: str, queue: str) -> DispatchedJob[Any]:
         """Describe the job that won; one that is gone (its deduplication key outlived it) is told as removed."""

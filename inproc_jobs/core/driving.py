@@ -18,6 +18,11 @@ class DrivingFloor(ReadingFloor):
         """Whether a dispatch with this job's id would replace it (DESIGN 2.1). Cost: O(1)."""
         return self._frees_its_id(job)
 
+    def living(self, queue: Queue, id: str) -> Job | None:
+        """The job that makes an add with this id a duplicate, None for none. Cost: O(1)."""
+        job = queue.index.get(id)
+        return None if job is None or self._frees_its_id(job) else job
+
     # --- jobs that a store must have first ----------------------------------------------------------------------
 
     def confirm(self, queue: Queue, job: Job) -> None:

@@ -88,6 +88,12 @@ class FlowsFloor(CoreBase):
             self.emit(queue, "duplicated", jobId=existing.id)
         return Duplicate(existing.id, existing)
 
+    def count_duplicate(self, queue: Queue, living: Job) -> None:
+        """What `add` does when `living` has the id and no parent is given, for a caller that knows it. Cost: O(1)."""
+        queue.counter += 1
+        if self.listening:
+            self.emit(queue, "duplicated", jobId=living.id)
+
     def _adopt(self, queue: Queue, job: Job, link: ParentLink, now_ms: int, *, defer_release: bool) -> None:
         """Attach a job that exists, unless another living parent has it."""
         old = job.extra.parent if job.extra is not None else None
