@@ -66,6 +66,15 @@ class RedisLink:
         self._is_borrowed = self.client is url_or_client
         self._shas: dict[str, str] = {}
 
+    def info(self) -> dict[str, Any]:
+        """What the server says of itself; empty where we may not ask."""
+        with self.trouble():
+            try:
+                answer: dict[str, Any] = {**self.client.info("server"), **self.client.info("memory")}
+            except redis.exceptions.NoPermissionError:
+                return {}
+        return answer
+
     def close(self) -> None:
         """A client that was handed in stays open."""
         if not self._is_borrowed:

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import msgspec
 
+from inproc_jobs.errors import SnapshotLayoutError
 from inproc_jobs.snapshot import bullmq_layout as layout
 from inproc_jobs.snapshot import lua
 from inproc_jobs.snapshot.records import COMPLETED, Batch, QueueState
@@ -22,6 +23,8 @@ from inproc_jobs.snapshot.store import Owner
 
 __all__ = ["RedisStore"]
 
+_OLDEST: Final = [6, 2]
+_KEEPS_ALL: Final = "noeviction"
 _PART_JOBS: Final = 2_000
 _LARGE: Final = 1_000
 _PAYLOADS: Final = 10_000
@@ -66,10 +69,24 @@ class RedisStore:
 
     def acquire(self, owner: Owner) -> int:
         """See `Store.acquire`. An owner of this machine whose process is gone is not waited for."""
+        self._look_at_server()
         number = self._lease.acquire(owner)
         self._taken.clear()
         self._payloads.clear()
         return number
+
+    def _look_at_server(self) -> None:
+        info = self._link.info()
+        version = str(info.get("redis_version", ""))
+        numbers = [int(part) for part in version.split(".")[:2] if part.isdigit()]
+        if numbers and numbers < _OLDEST:
+            raise SnapshotLayoutError(
+                f"{self.description} is a server of version {version}, which lacks commands that are needed; use Redis 6.2 "
+                "or newer, or Valkey. Nothing was touched"
+            )
+        policy = info.get("maxmemory_policy", _KEEPS_ALL)
+        if policy != _KEEPS_ALL and not any("maxmemory-policy" in warning for warning in self.warnings):
+            self.warnings.append(f"maxmemory-policy is {policy}, so the server may evict jobs; set it to {_KEEPS_ALL}")
 
     def renew(self) -> None:
         """See `Store.renew`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import time
@@ -128,6 +129,41 @@ def test_server_that_comes_back_empty(server, opened):
     assert store.acquire(owner()) > first
     store.apply(batch_of(change(job("1", "active"), "?")))
     assert ids(loaded(store), "active") == ["1"]
+
+
+def test_server_that_evicts_is_told(server, opened):
+    """What is evicted is lost; BullMQ warns of it as well."""
+    store = opened(server.url)
+    store.acquire(owner())
+    assert store.warnings == []
+    with server.client() as client:
+        client.config_set("maxmemory-policy", "allkeys-lru")
+    for _ in range(2):
+        store.release()
+        store.acquire(owner())
+    assert len(store.warnings) == 1
+    assert "allkeys-lru" in store.warnings[0]
+
+
+@pytest.mark.parametrize(("version", "refused"), [("6.0.16", True), ("5.0", True), ("6.2.0", False), ("10.1", False)])
+def test_server_that_is_too_old(opened, monkeypatch, place, version, refused):
+    """It says so at once, not in the middle of a script."""
+    store = opened(place.server.url)
+    monkeypatch.setattr(store._link, "info", lambda: {"redis_version": version})
+    if refused:
+        with pytest.raises(SnapshotLayoutError, match=re.escape(version)):
+            store.acquire(owner())
+    else:
+        store.acquire(owner())
+
+
+def test_user_who_may_not_ask(server, opened):
+    """A server that tells nothing of itself is used all the same."""
+    with server.client() as client:
+        client.execute_command("ACL", "SETUSER", "app", "on", ">pw", "~*", "&*", "+@all", "-info")
+    store = opened(f"redis://app:pw@127.0.0.1:{server.port}/0")
+    store.acquire(owner())
+    store.apply(batch_of(change(job("1"))))
 
 
 def test_full_server(server, opened):
