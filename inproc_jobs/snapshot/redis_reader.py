@@ -11,8 +11,8 @@ from typing import Final
 
 import msgspec
 
-from inproc_jobs.snapshot import bullmq_layout as layout
-from inproc_jobs.snapshot import lua
+from inproc_jobs.snapshot import bullmq_reading, lua
+from inproc_jobs.snapshot.bullmq_names import OWN_FIELD
 from inproc_jobs.snapshot.records import (
     ACTIVE,
     COMPLETED,
@@ -153,7 +153,7 @@ class RedisReader:
                 pairs = zip(answer[::2], answer[1::2], strict=True)
                 places[state] = [(raw.decode(errors="replace"), float(score)) for raw, score in pairs]
         rest = answers[len(_PLACES) :]
-        meta = layout.meta_record(
+        meta = bullmq_reading.meta_record(
             _texts(rest[0]),
             _texts(rest[1]),
             _text(rest[2]),
@@ -184,16 +184,16 @@ class RedisReader:
             with self._link.trouble():
                 fields = self._link.client.hgetall(f"{q}:dn:{id}")
             if fields:
-                with suppress(layout.UnreadableJobError):
-                    state.parked[id] = layout.parked_record(_texts(fields))
+                with suppress(bullmq_reading.UnreadableJobError):
+                    state.parked[id] = bullmq_reading.parked_record(_texts(fields))
 
     def _read_schedulers(self, q: str, repeats: Sequence[tuple[str, float]], state: QueueState) -> None:
         for id, next_ms in repeats:
             with self._link.trouble():
                 fields = self._link.client.hgetall(f"{q}:repeat:{id}")
             try:
-                state.schedulers[id] = layout.scheduler_record(id, next_ms, _texts(fields))
-            except layout.UnreadableJobError as error:
+                state.schedulers[id] = bullmq_reading.scheduler_record(id, next_ms, _texts(fields))
+            except bullmq_reading.UnreadableJobError as error:
                 self.warnings.append(f"scheduler {id!r} of {q} was left alone: {error}")
 
     def _read_jobs(
@@ -207,14 +207,14 @@ class RedisReader:
         for (id, score), row in zip(entries, rows, strict=True):
             try:
                 if not isinstance(row, dict):
-                    raise layout.UnreadableJobError(row or "its record is missing")
-                record = layout.read_job(id, state, score, row, self._prefix)
-            except layout.UnreadableJobError as error:
+                    raise bullmq_reading.UnreadableJobError(row or "its record is missing")
+                record = bullmq_reading.read_job(id, state, score, row, self._prefix)
+            except bullmq_reading.UnreadableJobError as error:
                 into.unreadable[id] = str(error)
                 continue
             records.append(record)
             # One whose id we have drawn as well stays a stranger's, or our next write would go over it.
-            if layout.OWN_FIELD not in row and f"{q}:{id}" not in self._taken:
+            if OWN_FIELD not in row and f"{q}:{id}" not in self._taken:
                 strangers.append(id)
         self._read_sides(q, [record for record in records if record.id in found.sides], found)
         for record in records:
@@ -311,7 +311,7 @@ class RedisReader:
         """As `_read_frame`, of some ids, without those that are known."""
         pipe = self._link.client.pipeline(transaction=True)
         for id in ids:
-            pipe.hexists(f"{q}:{id}", layout.OWN_FIELD)
+            pipe.hexists(f"{q}:{id}", OWN_FIELD)
             for state, name in _PLACES.items():
                 if state in _LISTS:
                     pipe.lpos(f"{q}:{name}", id)
@@ -336,7 +336,7 @@ class RedisReader:
             some.sort(key=lambda entry: entry[1])
         rest = answers[len(ids) * width :]
         kept = _texts(rest[1])
-        meta = layout.meta_record(_texts(rest[0]), kept, _text(rest[2]), _text(rest[3]), (None, 0), {}, now_ms)
+        meta = bullmq_reading.meta_record(_texts(rest[0]), kept, _text(rest[2]), _text(rest[3]), (None, 0), {}, now_ms)
         return places, meta, [(raw.decode(errors="replace"), score) for raw, score in rest[4]]
 
 

@@ -1,5 +1,5 @@
 """
-A store in Redis or Valkey, in BullMQ's own layout. One owner holds everything under a prefix.
+A store in Redis or Valkey, in BullMQ's own bullmq_writing. One owner holds everything under a prefix.
 
 `RedisLink` is the connection, `RedisLease` says who owns the prefix, `RedisReader` reads; what is written is put together here.
 """
@@ -13,8 +13,9 @@ from typing import Any, Final
 import msgspec
 
 from inproc_jobs.errors import SnapshotLayoutError
-from inproc_jobs.snapshot import bullmq_layout as layout
-from inproc_jobs.snapshot import lua
+from inproc_jobs.snapshot import bullmq_writing, lua
+from inproc_jobs.snapshot.bullmq_names import OWN_FIELD
+from inproc_jobs.snapshot.bullmq_reading import queues_linked_to
 from inproc_jobs.snapshot.records import COMPLETED, Batch, QueueState
 from inproc_jobs.snapshot.redis_lease import RedisLease
 from inproc_jobs.snapshot.redis_link import RedisLink
@@ -129,13 +130,13 @@ class RedisStore:
         for queue in todo:  # it grows meanwhile
             self._lease.call(lua.OPEN, msgspec.msgpack.encode(self._with_limits([queue])))
             for state in self._reader.load_queue(queue, found.get(queue) or FoundQueue()):
-                take(self.left_alone & layout.queues_linked_to(state, self.prefix))
+                take(self.left_alone & queues_linked_to(state, self.prefix))
                 yield state
 
     def poll_foreign(self) -> list[QueueState]:
         """See `Store.poll_foreign`. Told by the events that every add of BullMQ leaves; we write none."""
         states = self._reader.poll_foreign()
-        reached = {queue for state in states for queue in layout.queues_linked_to(state, self.prefix)}
+        reached = {queue for state in states for queue in queues_linked_to(state, self.prefix)}
         reached -= self._lease.seen.all().keys()
         if not reached:
             return states
@@ -168,7 +169,11 @@ class RedisStore:
             # Each is encoded at once: lists that live on until all are there make the collector look at everything.
             rows = [
                 msgspec.Raw(
-                    _encode(layout.job_row(change, one.queue, self.prefix, self._payloads.get((one.queue, change.id))))
+                    _encode(
+                        bullmq_writing.job_row(
+                            change, one.queue, self.prefix, self._payloads.get((one.queue, change.id))
+                        )
+                    )
                 )
                 for change in one.jobs
             ]
@@ -176,11 +181,11 @@ class RedisStore:
                 "q": self._q(one.queue),
                 "limit": self._limit(one.queue),
                 "jobs": rows,
-                "commands": layout.commands_of(one, self.prefix, batch.now_ms),
+                "commands": bullmq_writing.commands_of(one, self.prefix, batch.now_ms),
                 "meta": False,
             }
             if one.meta is not None:
-                part["meta"] = layout.meta_part(one.meta, one.queue, self.prefix, batch.now_ms)
+                part["meta"] = bullmq_writing.meta_part(one.meta, one.queue, self.prefix, batch.now_ms)
             parts += _encoded(part)
         return parts
 
@@ -216,7 +221,7 @@ class RedisStore:
         for some in slices(ids):
             pipe = self._link.client.pipeline(transaction=False)
             for id in some:
-                pipe.hget(f"{q}:{id}", layout.OWN_FIELD)
+                pipe.hget(f"{q}:{id}", OWN_FIELD)
             with self._link.trouble():
                 marks = pipe.execute(raise_on_error=False)
             rows = [

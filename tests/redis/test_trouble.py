@@ -563,7 +563,7 @@ def test_importing_the_package_does_not_load_redis():
     script = (
         "import sys, inproc_jobs\n"
         "from inproc_jobs import Engine\n"
-        "import inproc_jobs.snapshot.records, inproc_jobs.snapshot.bullmq_layout\n"
+        "import inproc_jobs.snapshot.records, inproc_jobs.snapshot.bullmq_writing\n"
         "assert 'redis' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", script], check=True, env={**os.environ, "PYTHONPATH": "."})

@@ -8,7 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inproc_jobs.snapshot import bullmq_layout as layout
+from inproc_jobs.snapshot import bullmq_reading as reading
+from inproc_jobs.snapshot import bullmq_writing as writing
+from inproc_jobs.snapshot.bullmq_names import BLOCKED_MAX
 from inproc_jobs.snapshot.records import (
     JobChange,
     JobRecord,
@@ -21,12 +23,12 @@ from tests.unit.snapshot.store_contract import job, meta_of
 
 
 def fields_of(record: JobRecord) -> dict[str, str]:
-    flat = layout.job_fields(record, "bull")
+    flat = writing.job_fields(record, "bull")
     return dict(zip(flat[::2], flat[1::2], strict=True))
 
 
 def back(record: JobRecord, score: float = 0) -> JobRecord:
-    return layout.read_job(record.id, record.state, score, fields_of(record), "bull")
+    return reading.read_job(record.id, record.state, score, fields_of(record), "bull")
 
 
 def test_options_have_their_short_names():
@@ -102,7 +104,7 @@ def test_hash_of_an_old_version():
         "atm": "1",
         "rjk": "s",
     }
-    record = layout.read_job("1", "waiting", 0, fields, "bull")
+    record = reading.read_job("1", "waiting", 0, fields, "bull")
     assert record.attempts_made == 4
     assert record.repeat == {"every": 5, "count": 0, "end_ms": 2_208_988_800_000, "deduplication_id": "x"}
     assert record.data == b"{}"
@@ -124,8 +126,8 @@ def test_hash_of_an_old_version():
 def test_damaged_hash(damage, why):
     """It is refused with the name of the field, never guessed at."""
     fields = {name: value for name, value in {**fields_of(job("1")), **damage}.items() if value is not None}
-    with pytest.raises(layout.UnreadableJobError, match=why):
-        layout.read_job("1", "waiting", 0, fields, "bull")
+    with pytest.raises(reading.UnreadableJobError, match=why):
+        reading.read_job("1", "waiting", 0, fields, "bull")
 
 
 @given(
@@ -137,8 +139,8 @@ def test_whatever_a_hash_holds(fields):
     """A hash is read or refused; no other error comes out."""
     for state in ("waiting", "delayed", "completed"):
         try:
-            layout.read_job("1", state, 7.5, fields, "bull")
-        except layout.UnreadableJobError:
+            reading.read_job("1", state, 7.5, fields, "bull")
+        except reading.UnreadableJobError:
             pass
 
 
@@ -173,7 +175,7 @@ def test_commands_stay_below_the_stack_of_lua():
         ignored={f"k{number}": "1" for number in range(9_001)},
         unsuccessful={f"k{number}": 1 for number in range(9_001)},
     )
-    commands = layout.job_row(JobChange("p", record, "active"), "mail", "bull")[8]
+    commands = writing.job_row(JobChange("p", record, "active"), "mail", "bull")[8]
     assert max(map(len, commands)) <= 2_010
     pushed = [value for command in commands if command[0] == "RPUSH" for value in command[2:]]
     assert len(pushed) == 9_001
@@ -185,7 +187,7 @@ def test_commands_stay_below_the_stack_of_lua():
 def test_lifetime_of_a_key():
     """Rounded up, so that it does not end early; over means gone."""
     keys = {"a": KeyRecord("1", 100.5), "b": KeyRecord("1", None), "c": KeyRecord("1", 50), "d": None}
-    commands = layout.commands_of(QueueBatch("mail", keys=keys), "bull", 50)
+    commands = writing.commands_of(QueueBatch("mail", keys=keys), "bull", 50)
     assert commands == [
         ["SET", "bull:mail:de:a", "1", "PX", "51"],
         ["SET", "bull:mail:de:b", "1"],
@@ -197,10 +199,10 @@ def test_lifetime_of_a_key():
 def test_parked_add():
     """BullMQ finds the id under `jid`, and makes the job from name, data and options."""
     parked = ParkedRecord("9", False, "n", b"[1]", {"delay": 5, "priority": 2}, {"frees_id": True}, 77, 5, 2)
-    _, hset = layout.commands_of(QueueBatch("mail", parked={"d": parked}), "bull", 0)
+    _, hset = writing.commands_of(QueueBatch("mail", parked={"d": parked}), "bull", 0)
     fields = dict(zip(hset[2::2], hset[3::2], strict=True))
     assert (fields["jid"], fields["name"], fields["data"]) == ("9", "n", "[1]")
-    assert layout.parked_record(fields) == parked
+    assert reading.parked_record(fields) == parked
 
 
 def test_scheduler_that_somebody_else_has_changed():
@@ -208,29 +210,29 @@ def test_scheduler_that_somebody_else_has_changed():
     record = SchedulerRecord(
         "s", "n", b"{}", {"every": 5, "catch_up": "all"}, {"attempts": 2}, {}, 100, 4, 3, {"attempts": 2}
     )
-    commands = layout.commands_of(QueueBatch("mail", schedulers={"s": record}), "bull", 0)
+    commands = writing.commands_of(QueueBatch("mail", schedulers={"s": record}), "bull", 0)
     fields = dict(zip(commands[-1][2::2], commands[-1][3::2], strict=True))
     assert "data" not in fields
-    assert layout.scheduler_record("s", 100.0, fields) == record
+    assert reading.scheduler_record("s", 100.0, fields) == record
     del fields["inproc"]
-    assert layout.scheduler_record("s", 100.0, {**fields, "every": "9"}).repeat == {"every": 9}
+    assert reading.scheduler_record("s", 100.0, {**fields, "every": "9"}).repeat == {"every": 9}
 
 
 def test_repeatable_of_an_old_version_is_refused():
     """Without a count of iterations it is no scheduler."""
-    with pytest.raises(layout.UnreadableJobError, match="old BullMQ"):
-        layout.scheduler_record("a:b:::5", 1, {"name": "n", "every": "5"})
+    with pytest.raises(reading.UnreadableJobError, match="old BullMQ"):
+        reading.scheduler_record("a:b:::5", 1, {"name": "n", "every": "5"})
 
 
 def read_meta(meta=None, kept=None, counter="0", limiter=(None, -2)):
-    return layout.meta_record(meta or {}, kept or {}, counter, None, limiter, {}, 1_000)
+    return reading.meta_record(meta or {}, kept or {}, counter, None, limiter, {}, 1_000)
 
 
 def test_what_the_blocked_limiter_shows_is_not_believed():
     """The kept values are the true ones, unless somebody has changed what was shown."""
-    blocked = (layout.BLOCKED_MAX, 5_000)
-    shown = {"max": layout.BLOCKED_MAX, "duration": "1000"}
-    assert read_meta(shown, {"shown": layout.BLOCKED_MAX}, limiter=blocked).max is None
+    blocked = (BLOCKED_MAX, 5_000)
+    shown = {"max": BLOCKED_MAX, "duration": "1000"}
+    assert read_meta(shown, {"shown": BLOCKED_MAX}, limiter=blocked).max is None
     kept = {"shown": "7", "max": "7", "duration": "9", "count": "2", "until": "1500"}
     record = read_meta({"max": "7", "duration": "9"}, kept, limiter=blocked)
     assert (record.max, record.duration, record.limiter_count, record.limiter_until_ms) == (7, 9, 2, 1500)
@@ -247,7 +249,7 @@ def test_counter_is_ours_as_long_as_nobody_else_drew_an_id():
 
 def test_settings_in_commands():
     """A pause is a field that is there; metrics without a point leave no keys."""
-    part = layout.meta_part(meta_of(3, paused=True, concurrency=2, priority_counter=4), "mail", "bull", 0)
+    part = writing.meta_part(meta_of(3, paused=True, concurrency=2, priority_counter=4), "mail", "bull", 0)
     assert part["commands"] == [
         ["HSET", "bull:mail:meta", "paused", "1"],
         ["HSET", "bull:mail:meta", "concurrency", "2"],
@@ -262,4 +264,4 @@ def test_settings_in_commands():
 def test_scores_of_delayed_jobs(score, beside, wanted):
     """Due time and order; those without room in the score come after the others of their millisecond."""
     fields = {} if beside is None else {"inprocTie": beside}
-    assert layout.scored("delayed", score, fields) == wanted
+    assert reading.scored("delayed", score, fields) == wanted
