@@ -13,52 +13,28 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
 from datetime import UTC, datetime
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
-from inproc_jobs.core.core import Core
 from inproc_jobs.core.job import Job
 from inproc_jobs.core.queue import Queue
 from inproc_jobs.errors import LeaseHeldError, LeaseLostError, SnapshotError, SnapshotUnavailableError
-from inproc_jobs.snapshot.capture import UNKNOWN, Capture
-from inproc_jobs.snapshot.codec import meta_of, restore_queue
+from inproc_jobs.snapshot.capture import Capture
 from inproc_jobs.snapshot.config import Mode, OnHeld
-from inproc_jobs.snapshot.records import Batch, QueueState
+from inproc_jobs.snapshot.intake import Intake, KeeperHost
+from inproc_jobs.snapshot.records import Batch
 from inproc_jobs.snapshot.store import Owner, Store, StoreEmptiedError
 from inproc_jobs.snapshot.waiters import A, Answer, Waiters
 
-__all__ = ["Keeper", "KeeperHost"]
+__all__ = ["Keeper"]
 
 FIRST_BACKOFF_S: Final = 0.1
 LAST_BACKOFF_S: Final = 5.0
 LAST_TRIES_S: Final = 3.0
 """How long a closing snapshot tries to save what is left in a store that is away, if it has that much time."""
 _RELEASE_S: Final = 1.0
-
-
-class KeeperHost(Protocol):
-    """The engine, as its keeper sees it."""
-
-    core: Core
-    lock: Any
-    """A lock, reentrant or not."""
-
-    def now_ms(self) -> int:
-        """The wall clock; lock held."""
-
-    def queue(self, name: str) -> Queue:
-        """The queue of that name with the engine's settings; lock held."""
-
-    def stored(self, queues: set[str]) -> None:
-        """Jobs of these queues are stored and may start. Any thread, no lock."""
-
-    def lost_lease(self, error: LeaseLostError) -> None:
-        """Somebody else owns the store now: stop. Any thread, no lock."""
-
-    def warn(self, event: str, **fields: Any) -> None:
-        """Say something to the operator. Any thread, no lock."""
 
 
 class Keeper:
@@ -111,6 +87,7 @@ class Keeper:
         self._writer_is_done = False
         self._left_alone = False
         self._threads: list[threading.Thread] = []
+        self._intake = Intake(host, self.capture)
         self._waiters = Waiters(host.core, self.capture)
         self._flushers: list[Future[bool]] = []
         self._down_since: float | None = None
@@ -120,7 +97,6 @@ class Keeper:
         self._next_write = 0.0
         self._next_poll = 0.0
         self._poll_trouble = ""
-        self._told: set[str] = set()
 
     @functools.cached_property
     def _store(self) -> Store:
@@ -139,7 +115,7 @@ class Keeper:
         """
         self._acquire()
         try:
-            self._load()
+            self._intake.load(self._store)
             # Before anything runs: whoever crashes over and over must at least count its crashes.
             self._write_first()
         except BaseException:
@@ -197,78 +173,9 @@ class Keeper:
         with contextlib.suppress(Exception):
             self._store.close()
 
-    def _load(self) -> None:
-        host = self._host
-        with host.lock:
-            for queue in list(host.core.queues.values()):
-                self.capture.track(queue)
-        for state in self._store.load():
-            self._take_in(state)
-        self._finish_restore(host.core.queues)
-        self._tell_warnings()
-        if self._store.left_alone:
-            host.warn(
-                "queues in the store that no job of this engine uses were left to their own workers",
-                store=self._store.description,
-                count=len(self._store.left_alone),
-                first=min(self._store.left_alone),
-            )
-
     def is_left_alone(self, queue: str) -> bool:
         """Whether a queue in the store belongs to others. Any thread."""
         return queue in self._store.left_alone
-
-    def _finish_restore(self, names: Collection[str]) -> None:
-        """All parts of these queues are in: they may run."""
-        host = self._host
-        with host.lock:
-            queues = [host.core.queues[name] for name in names]
-            freed = {queue.name: _ownerless(queue) for queue in queues}
-            for queue in queues:
-                host.core.finish_restore(queue, host.now_ms())
-        for name, ids in freed.items():
-            if ids:
-                host.warn("deduplication ids whose jobs are gone were freed", queue=name, count=len(ids), first=ids[0])
-
-    def _tell_warnings(self) -> None:
-        """What the store has noticed, each once."""
-        for warning in self._store.warnings:
-            if warning not in self._told:
-                self._told.add(warning)
-                self._host.warn(warning, store=self._store.description)
-
-    def _take_in(self, state: QueueState) -> None:
-        """A queue of the store, or a part of it, before anything of it runs."""
-        host = self._host
-        with host.lock:
-            queue = host.queue(state.queue)
-            self.capture.track(queue)
-            unreadable, strange = restore_queue(host.core, state, self.capture.cache)
-            assert queue.touched is not None  # tracked just now
-            queue.touched.clear()
-            for source in (queue.deduplication, queue.parked, queue.schedulers):
-                getattr(source, "touched", {}).clear()
-            for record in state.jobs:
-                self.capture.learned(state.queue, record.id, record.state)
-            for id in unreadable:
-                self.capture.learned(state.queue, id, UNKNOWN)
-            for id, key in state.keys.items():
-                self.capture.learned_key(state.queue, id, key.owner)
-            self.capture.learned_meta(state.queue, state.meta)
-        self._tell_strange(state.queue, unreadable, strange)
-
-    def _tell_strange(self, queue: str, unreadable: dict[str, str], strange: list[str]) -> None:
-        if unreadable:
-            id, why = next(iter(unreadable.items()))
-            self._host.warn(
-                "jobs cannot be read and were parked; they stay in the store as they are",
-                queue=queue,
-                count=len(unreadable),
-                first=id,
-                reason=why,
-            )
-        for what in strange:
-            self._host.warn("left alone in the store, since it cannot be read", queue=queue, what=what)
 
     def _write_first(self) -> None:
         while True:
@@ -528,27 +435,10 @@ class Keeper:
                 self._poll_trouble = str(error)
                 self._host.warn("jobs of others cannot be read", store=self._store.description, reason=str(error))
             return
-        self._tell_warnings()
-        for state in states:
-            (self._take_in if state.whole else self._take_in_foreign)(state)
-        self._finish_restore({state.queue for state in states if state.whole})
+        self._intake.tell_warnings(self._store)
+        self._intake.take_polled(states)
         if states:
             self._host.stored({state.queue for state in states})
-
-    def _take_in_foreign(self, state: QueueState) -> None:
-        host = self._host
-        with host.lock:
-            queue = host.queue(state.queue)
-            self.capture.track(queue)
-            queue.counter = max(queue.counter, state.meta.counter)
-            state.meta = meta_of(queue)
-            state.jobs = [record for record in state.jobs if record.id not in queue.index]
-            for record in state.jobs:
-                self.capture.learned(state.queue, record.id, record.state)
-            unreadable, strange = restore_queue(host.core, state, self.capture.cache)
-            for id in unreadable:
-                self.capture.learned(state.queue, id, UNKNOWN)
-        self._tell_strange(state.queue, unreadable, strange)
 
     # --- the lease ----------------------------------------------------------------------------------------------
 
@@ -650,8 +540,3 @@ def _resolve(futures: list[Answer]) -> None:
         # Whoever waits may lose patience in another thread at any moment.
         with contextlib.suppress(InvalidStateError):
             future.set_result(None)
-
-
-def _ownerless(queue: Queue) -> list[str]:
-    """Deduplication ids that `Core.finish_restore` frees, since the jobs that hold them are not in the store."""
-    return [id for id, key in queue.deduplication.items() if key.until_ms is None and key.owner not in queue.index]

@@ -306,7 +306,7 @@ class CaptureMachine(RuleBasedStateMachine):
         stalled = sum(len(queue.active) for queue in self.core.queues.values())
         self.core = new_core("q", "r")
         keeper = keeper_of(self.core, self.store, now_ms=lambda: self.now)
-        keeper._load()
+        keeper._intake.load(keeper._store)
         self.capture = keeper.capture
         self.core.check()
         assert len(self.capture.take(self.now).queues if stalled else ()) > 0 or not stalled

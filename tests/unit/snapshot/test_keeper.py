@@ -95,7 +95,7 @@ class World:
         )
         self.host: StubHost = self.keeper._host  # type: ignore[assignment]
         self.keeper._acquire()
-        self.keeper._load()
+        self.keeper._intake.load(self.keeper._store)
         self.keeper._write_first()
         self.store.calls = 0
 
@@ -600,6 +600,33 @@ def test_foreign_jobs_are_taken_in():
     assert world.queue.index["mine"].data == b'"mine"'
     assert world.queue.counter == 40
     assert world.host.released[-1] == {"q"}
+    world.keeper.write_all()
+    assert picture(world.stored()) == picture(world.core)
+
+
+def test_queue_that_is_taken_over_while_somebody_dispatches_into_it():
+    """What the store has not been told of yet is not forgotten, and comes as it is; the rest is there, and may run."""
+    world = World(mode="periodic")
+    world.clock.now += 1
+    theirs = meta_of(7, paused=True)
+    shelf = world.snapshot.shelves["q"]
+    shelf.state.meta = theirs
+    for id in ("7", "mine"):
+        shelf.jobs[id] = job_record(id)
+        shelf.waiting.append(id)
+    parts = [
+        QueueState("q", theirs, jobs=[job_record("7")], whole=True),
+        QueueState("q", theirs, jobs=[job_record("mine")], whole=True),
+    ]
+    world.add("mine", held=False, data=b'"mine"')
+    world.store.foreign = parts
+    world.keeper._take_foreign()
+    assert world.keeper.capture.backlog() == 1
+    assert world.queue.paused
+    assert world.queue.counter >= 7
+    assert set(world.queue.index) == {"mine", "7"}
+    assert world.queue.index["mine"].data == b'"mine"'
+    world.core.check()
     world.keeper.write_all()
     assert picture(world.stored()) == picture(world.core)
 

@@ -38,7 +38,7 @@ class World:
         self.core: Core = new_core(*queues)
         self.keeper: Keeper = keeper_of(self.core, self.store, mode="periodic")
         self.keeper._acquire()
-        self.keeper._load()
+        self.keeper._intake.load(self.keeper._store)
         self.keeper._write_first()
         self.store.writes = 0
 
