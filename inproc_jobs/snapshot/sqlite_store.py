@@ -15,6 +15,7 @@ import sqlite3
 import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, Final
 
 import msgspec
@@ -33,7 +34,7 @@ from inproc_jobs.snapshot.records import (
     QueueState,
     SchedulerRecord,
 )
-from inproc_jobs.snapshot.store import Owner
+from inproc_jobs.snapshot.store import Owner, StoreEmptiedError
 
 __all__ = ["LAYOUT", "SqliteStore"]
 
@@ -87,13 +88,14 @@ class SqliteStore:
         self._connection: sqlite3.Connection | None = None
         self._guard = threading.Lock()
         self._fence = 0
+        self._files: tuple[tuple[int, int], bool] = ((0, 0), False)
         self._ends: dict[str, list[int]] = {}
 
     # --- ownership ----------------------------------------------------------------------------------------------
 
     def acquire(self, owner: Owner) -> int:
-        """See `Store.acquire`."""
-        holder = self._lock.acquire(owner)
+        """See `Store.acquire`. Whoever owns it already opens it again, after its file was deleted."""
+        holder = None if self._lock.is_ours() else self._lock.acquire(owner)
         if holder is not None:
             since = datetime.fromtimestamp(holder.since_ms / 1000, UTC)
             raise LeaseHeldError(
@@ -106,10 +108,13 @@ class SqliteStore:
             )
         try:
             with self._errors(), self._guard:
+                self._disconnect()
                 self._open()
                 with self._transaction() as db:
-                    db.execute("update fence set number = number + 1")
-                    self._fence = db.execute("select number from fence").fetchone()[0]
+                    number = db.execute("select number from fence").fetchone()[0]
+                    self._fence = max(number, self._fence) + 1
+                    db.execute("update fence set number = ?", (self._fence,))
+                self._files = self._files_there()
         except BaseException:
             self.close()
             raise
@@ -137,8 +142,34 @@ class SqliteStore:
         db.execute(f"pragma application_id = {_APPLICATION_ID}")
         db.execute(f"pragma user_version = {LAYOUT}")
 
+    def _files_there(self) -> tuple[tuple[int, int], bool]:
+        """Which file stands at our path, and whether its log stands beside it."""
+        found = Path(self._path).stat()
+        return (found.st_dev, found.st_ino), Path(f"{self._path}-wal").exists()
+
+    def _refuse_deleted(self) -> None:
+        """SQLite goes on writing into a file that was deleted, and what it says is stored is gone with it."""
+        try:
+            (file, has_log), (opened, had_log) = self._files_there(), self._files
+        except FileNotFoundError:
+            raise StoreEmptiedError(
+                f"{self.description} was deleted while it was in use; it must be written anew"
+            ) from None
+        except OSError as error:
+            raise SnapshotUnavailableError(f"{self.description}: {error}", outcome="unknown") from error
+        if file != opened:
+            raise LeaseLostError(
+                f"another file stands where {self.description} was; nothing was written into it. Stop the engine before "
+                "its file is replaced"
+            )
+        if had_log and not has_log:
+            raise StoreEmptiedError(f"{self._path}-wal was deleted while it was in use; all must be written anew")
+
     def renew(self) -> None:
         """See `Store.renew`."""
+        with self._errors(), self._guard:
+            if self._connection is not None:
+                self._refuse_deleted()
         if not self._lock.is_ours():
             raise LeaseLostError(f"the lock of {self.description} is gone: somebody has deleted {self._path}.lock")
 
@@ -149,12 +180,16 @@ class SqliteStore:
     def close(self) -> None:
         """See `Store.close`."""
         with self._guard:
-            if self._connection is not None:
-                with contextlib.suppress(sqlite3.Error):
-                    self._connection.close()
-                self._connection = None
-                _OPEN.pop(id(self), None)
+            self._disconnect()
         self._lock.release()
+
+    def _disconnect(self) -> None:
+        if self._connection is not None:
+            with contextlib.suppress(sqlite3.Error):
+                self._connection.close()
+            self._connection = None
+            _OPEN.pop(id(self), None)
+        self._ends.clear()
 
     # --- reading ------------------------------------------------------------------------------------------------
 
@@ -229,11 +264,15 @@ class SqliteStore:
 
     def apply(self, batch: Batch) -> None:
         """See `Store.apply`."""
-        with self._errors(), self._guard, self._transaction() as db:
-            if db.execute("select number from fence").fetchone()[0] != self._fence:
-                raise LeaseLostError(f"another engine has taken {self.description} over")
-            for part in batch.queues:
-                self._write_queue(db, part)
+        with self._errors(), self._guard:
+            with self._transaction() as db:
+                self._refuse_deleted()
+                if db.execute("select number from fence").fetchone()[0] != self._fence:
+                    raise LeaseLostError(f"another engine has taken {self.description} over")
+                for part in batch.queues:
+                    self._write_queue(db, part)
+            # And once more: only now whoever waits may rely on it.
+            self._refuse_deleted()
 
     def _write_queue(self, db: sqlite3.Connection, part: QueueBatch) -> None:
         ends = self._ends.get(part.queue) or self._ends.setdefault(part.queue, self._read_ends(part.queue))

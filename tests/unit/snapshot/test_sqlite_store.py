@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sqlite3
 import subprocess
@@ -12,10 +13,12 @@ from pathlib import Path
 
 import pytest
 
+from inproc_jobs import Engine, Registry, SqliteSnapshot
 from inproc_jobs.errors import LeaseHeldError, LeaseLostError, SnapshotLayoutError, SnapshotUnavailableError
 from inproc_jobs.snapshot.file_lock import FileLock
 from inproc_jobs.snapshot.records import JobChange, KeyRecord
 from inproc_jobs.snapshot.sqlite_store import LAYOUT, SqliteStore
+from inproc_jobs.snapshot.store import StoreEmptiedError
 from tests.unit.snapshot.store_contract import batch_of, change, ids, job, loaded, owner
 
 posix = pytest.mark.skipif(sys.platform == "win32", reason="signals and forks of POSIX")
@@ -403,3 +406,59 @@ def test_many_processes_one_owner(path):
             if process.poll() is None:
                 process.kill()
             process.communicate()
+
+
+# --- files that go away under their owner -------------------------------------------------------------------------
+
+
+def delete(*paths: Path) -> None:
+    """As somebody does who cleans up."""
+    for path in paths:
+        path.unlink(missing_ok=True)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows does not delete open files")
+@pytest.mark.parametrize("victims", [("",), ("", "-wal", "-shm"), ("-wal",)], ids=["database", "all", "log"])
+@pytest.mark.parametrize("mode", ["periodic", "write_through"])
+async def test_deleted_file_is_written_anew(tmp_path, mode, victims):
+    """SQLite goes on writing into a deleted file; here everything is back, and was never told as stored without being it."""
+    path = tmp_path / "jobs.db"
+    registry = Registry()
+    work = registry.define_job("work", handle=lambda payload: None)
+    async with Engine(registry=registry, snapshot=SqliteSnapshot(path, mode=mode, every="20ms")) as engine:
+        await work.dispatch(1, job_id="before", delay="1h")
+        await engine.save_now(5)
+        delete(*(Path(f"{path}{suffix}") for suffix in victims))
+        await work.dispatch(1, job_id="after", delay="1h")
+        await engine.save_now(5)
+        with contextlib.closing(sqlite3.connect(path)) as db:
+            assert {row[0] for row in db.execute("select id from jobs")} == {"before", "after"}
+    async with Engine(registry=registry, snapshot=SqliteSnapshot(path)) as engine:
+        assert {job.id for job in engine.queue("default").jobs()} == {"before", "after"}
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows does not delete open files")
+def test_deleted_file_is_noticed_without_a_write(path, opened):
+    """The lease is renewed all the time; who opens it again has a higher number than before."""
+    store = opened(acquire=False)
+    before = store.acquire(owner())
+    store.renew()
+    Path(path).unlink()
+    with pytest.raises(StoreEmptiedError, match="deleted"):
+        store.renew()
+    assert store.acquire(owner()) > before
+    store.apply(batch_of(change(job("1"))))
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows does not replace open files")
+def test_file_that_was_replaced_is_left_alone(path, opened, tmp_path):
+    """A backup that is put back under a running engine is not mixed with what the engine has: the engine stops."""
+    store = opened()
+    backup = tmp_path / "backup.db"
+    backup.write_bytes(b"a backup")
+    backup.replace(path)
+    for call in (store.renew, lambda: store.apply(batch_of(change(job("1"))))):
+        with pytest.raises(LeaseLostError, match="another file") as caught:
+            call()
+        assert not isinstance(caught.value, StoreEmptiedError)
+    assert Path(path).read_bytes() == b"a backup"
