@@ -16,6 +16,7 @@ __all__ = ["Mode", "OnHeld", "RedisSnapshot", "Snapshot", "SqliteSnapshot"]
 
 Mode = Literal["periodic", "write_through"]
 OnHeld = Literal["refuse", "wait"]
+_SCHEMES: Final = ("redis://", "rediss://", "unix://")
 _Duration = str | timedelta
 _MODES: Final[tuple[str, ...]] = get_args(Mode)
 _ON_HELD: Final[tuple[str, ...]] = get_args(OnHeld)
@@ -91,9 +92,11 @@ class RedisSnapshot(Snapshot):
         super().__init__(mode, every, timeout, lease, on_held)
         if type(prefix) is not str or not prefix:
             raise InvalidOptionTypeError(f"prefix must be text, got {prefix!r}", option="prefix", value=prefix)
-        if isinstance(url_or_client, str) and "://" not in url_or_client:
-            raise InvalidOptionError(
-                "the URL must begin with redis://, rediss:// or unix://", option="url_or_client", value=url_or_client
+        if isinstance(url_or_client, str):
+            _check_url(url_or_client)
+        elif not hasattr(url_or_client, "execute_command"):
+            raise InvalidOptionTypeError(
+                f"expected a URL or a redis-py client, got {type(url_or_client).__name__}", option="url_or_client"
             )
         self._url_or_client = url_or_client
         self.prefix = prefix
@@ -103,6 +106,20 @@ class RedisSnapshot(Snapshot):
         from inproc_jobs.snapshot.redis_store import RedisStore  # redis is loaded by those who ask for it
 
         return RedisStore(self._url_or_client, prefix=self.prefix, timeout_ms=self.timeout_ms, lease_ms=self.lease_ms)
+
+
+def _check_url(url: str) -> None:
+    """What is wrong with it, without the password that may be in it."""
+    from urllib.parse import urlsplit  # slow to load, and only for those who give a URL
+
+    if not url.startswith(_SCHEMES):
+        raise InvalidOptionError("the URL must begin with redis://, rediss:// or unix://", option="url_or_client")
+    try:
+        port = urlsplit(url).port
+    except ValueError as error:
+        raise InvalidOptionError(f"the URL cannot be read: {error}", option="url_or_client") from None
+    if port == 0:
+        raise InvalidOptionError("the URL has port 0, at which nobody listens", option="url_or_client")
 
 
 class SqliteSnapshot(Snapshot):

@@ -360,7 +360,7 @@ class Keeper:
     def _works_again(self) -> None:
         if self._down_since is not None:
             down_s = round(self._monotonic() - self._down_since, 1)
-            self._down_since, self._backoff_s = None, FIRST_BACKOFF_S
+            self._down_since, self._backoff_s, self._retry_at = None, FIRST_BACKOFF_S, 0.0
             self._host.warn("snapshot works again", store=self._store.description, after_s=down_s)
 
     def _write_anew(self) -> bool:
@@ -385,14 +385,16 @@ class Keeper:
         if self._down_since is None:
             self._down_since = self._monotonic()
         self._down_reason = str(error)
-        self._retry_at = self._monotonic() + self._backoff_s
-        self._host.warn(
-            "snapshot cannot be written; jobs go on in memory",
-            store=self._store.description,
-            reason=str(error),
-            retry_in_s=round(self._backoff_s, 1),
-        )
-        self._backoff_s = min(self._backoff_s * 2, LAST_BACKOFF_S)
+        if self._monotonic() >= self._retry_at:
+            # Not so an attempt that somebody asked for in between, as a stop does many times: it is no step.
+            self._retry_at = self._monotonic() + self._backoff_s
+            self._host.warn(
+                "snapshot cannot be written; jobs go on in memory",
+                store=self._store.description,
+                reason=str(error),
+                retry_in_s=round(self._backoff_s, 1),
+            )
+            self._backoff_s = min(self._backoff_s * 2, LAST_BACKOFF_S)
         with self._host.lock:
             flushers, self._flushers = self._flushers, []
         for flusher in flushers:

@@ -81,11 +81,28 @@ def test_path_objects():
     SqliteSnapshot(Path("jobs.db"))
 
 
-@pytest.mark.parametrize("url", ["localhost:6379", "", "redis"])
+@pytest.mark.parametrize("url", ["localhost:6379", "", "redis", "http://a"])
 def test_urls(url):
-    """A host alone is no URL."""
+    """A host alone is no URL, and not every URL is one of Redis."""
     with pytest.raises(InvalidOptionError, match="redis://"):
         RedisSnapshot(url)
+
+
+@pytest.mark.parametrize(
+    "url", ["redis://:s3cret@a:notaport/0", "redis://:s3cret@a:70000", "redis://:s3cret@a:0", "redis://["]
+)
+def test_urls_that_cannot_be_read(url):
+    """They are refused where they are written; the password is not told."""
+    with pytest.raises(InvalidOptionError, match="URL") as caught:
+        RedisSnapshot(url)
+    assert "s3cret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("client", [5, None, b"redis://a", object()])
+def test_what_is_neither_url_nor_client(client):
+    """It is refused where it is written, not at the start."""
+    with pytest.raises(InvalidOptionTypeError, match="client"):
+        RedisSnapshot(client)
 
 
 @pytest.mark.parametrize("prefix", ["", None, 5])

@@ -475,6 +475,25 @@ def test_one_line_per_step_and_one_for_the_end():
     assert len(world.ids()) == 8
 
 
+def test_attempts_between_the_steps_say_nothing():
+    """A stop tries many times in a row: that is no reason for as many lines. Trouble that comes anew is told at once."""
+    world = World(mode="periodic")
+    world.add(held=False)
+    for _ in range(5):
+        world.store.script = [unavailable()]
+        world.keeper.write_all()
+        world.clock.now += 0.01
+    assert [event for event, _ in world.host.warnings] == ["snapshot cannot be written; jobs go on in memory"]
+    world.keeper.write_all()
+    world.add(held=False)
+    world.store.script = [unavailable()]
+    world.keeper.write_all()
+    assert [event for event, _ in world.host.warnings[1:]] == [
+        "snapshot works again",
+        "snapshot cannot be written; jobs go on in memory",
+    ]
+
+
 def test_backlog_is_bounded_by_the_number_of_jobs():
     """A store that is away for long costs nothing but the ids of what is there: a thousand jobs that ended leave none."""
     world = World(mode="periodic")
