@@ -27,6 +27,7 @@ from inproc_jobs.app.lifecycle import (
     LivingEngine,
     RunSummary,
     StopReport,
+    none_kept,
     running_loop,
 )
 from inproc_jobs.app.progress import Progress
@@ -235,7 +236,10 @@ class HostedEngine(LivingEngine):
             self.runtime.fetching = False
             await self._end_runs()
             self.runtime.flush()
-            await self.after_runs(self._shutdown_timeout_s)
+            kept = await self.after_runs(self._shutdown_timeout_s)
+            if kept is not none_kept:
+                # What could not be stored is gone: the next start reads the snapshot.
+                self.warn_of_lost(kept)
             self.runtime.unhost()
             self._state = EngineState.NEW
             self.takes_dispatches = self.drains_by_default

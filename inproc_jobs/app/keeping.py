@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from inproc_jobs.app.answers import LoopAnswers
 from inproc_jobs.app.hosting import HostedEngine
-from inproc_jobs.app.lifecycle import EngineState, StopReport
+from inproc_jobs.app.lifecycle import EngineState, Kept, StopReport, all_kept, none_kept
 from inproc_jobs.core.job import HELD
 from inproc_jobs.errors import (
     EngineNotStartedError,
@@ -91,6 +91,7 @@ class KeptEngine(HostedEngine):
         self.drains_by_default = snapshot is None
         self.hold = 0
         self._stop_error: LeaseLostError | None = None
+        self._is_saved = False
         self._stopping_task: asyncio.Task[Any] | None = None
         if snapshot is not None:
             runtime.core.prefix = snapshot.prefix
@@ -174,15 +175,16 @@ class KeptEngine(HostedEngine):
         with self.runtime.lock:
             self.runtime.start_over()
 
-    async def after_runs(self, seconds: float, *, handover: bool = False) -> bool:
-        """Save what is left and close the snapshot; answers whether everything is stored. False without a snapshot."""
+    async def after_runs(self, seconds: float, *, handover: bool = False) -> Kept:
+        """Save what is left and close the snapshot; answers which jobs it has."""
         keeper = self._keeper
         if keeper is None:
-            return False
+            return none_kept
         try:
-            return await _in_thread(lambda: keeper.close(seconds, handover=handover))
+            self._is_saved = await _in_thread(lambda: keeper.close(seconds, handover=handover))
         finally:
             self._keeper = self._answers = None
+        return all_kept if self._is_saved else keeper.has_stored
 
     def vanish(self) -> None:
         """As `HostedEngine.vanish`; what was not written yet is not written any more."""
@@ -205,15 +207,20 @@ class KeptEngine(HostedEngine):
         """
         if not isinstance(self._snapshot, RedisSnapshot):
             raise SnapshotUnavailableError("there is nothing to hand over: the engine has no snapshot in Redis")
-        if self._keeper is None:
+        keeper = self._keeper
+        if keeper is None:
             raise SnapshotUnavailableError("there is nothing to hand over: the engine does not run")
         self._handing_over = True
+        self._is_saved = False
         try:
             report = await self.astop(timeout, drain=False)
         finally:
             self._handing_over = False
-        if report.lost:
-            raise SnapshotUnavailableError(f"{report.lost} jobs could not be stored before the handover")
+        if not self._is_saved:
+            raise SnapshotUnavailableError(
+                f"the jobs were not handed over: {keeper.trouble or 'the store did not answer in time'}. {report.lost} of "
+                "them could not be stored; the others are in the store, and free once the lease has run out"
+            )
 
     def stop_at_once(self, error: LeaseLostError) -> None:
         """The lease is lost: nothing of ours may be written any more, so nothing may run any more. Any thread."""

@@ -51,6 +51,20 @@ class EngineState(Enum):
     FORKED = "forked"
 
 
+Kept = Callable[[str, str], bool]
+"""Whether a snapshot has a job, by its queue and id."""
+
+
+def none_kept(_queue: str, _id: str) -> bool:
+    """There is no snapshot."""
+    return False
+
+
+def all_kept(_queue: str, _id: str) -> bool:
+    """A snapshot has everything."""
+    return True
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopReport:
     """
@@ -128,9 +142,9 @@ class LivingEngine:
     async def before_hosting(self) -> None:
         """Called before the engine runs on a loop; nothing to do without a snapshot."""
 
-    async def after_runs(self, seconds: float, *, handover: bool = False) -> bool:
-        """Called when no run is left; whether everything is stored somewhere."""
-        return False
+    async def after_runs(self, seconds: float, *, handover: bool = False) -> Kept:
+        """Called when no run is left; answers which jobs are stored somewhere."""
+        return none_kept
 
     # --- refusals -----------------------------------------------------------------------------------------------
 
@@ -303,12 +317,12 @@ class LivingEngine:
         timed_out = False
         interrupted: tuple[str, ...] = ()
         abandoned: tuple[str, ...] = ()
-        saved = False
+        kept: Kept = none_kept
         end = runtime.monotonic() + seconds
         try:
             timed_out = not await self._finish_what_runs(seconds)
             interrupted, abandoned = await self._end_runs()
-            saved = await self.after_runs(max(MIN_SAVE_S, end - runtime.monotonic()), handover=self._handing_over)
+            kept = await self.after_runs(max(MIN_SAVE_S, end - runtime.monotonic()), handover=self._handing_over)
         finally:
             runtime.fetching = False
             self._draining = False
@@ -321,7 +335,7 @@ class LivingEngine:
             self._state = EngineState.STOPPED
             self._given_up = False
             self._shutting_down = None
-            self._last_report = self._report(interrupted, abandoned, timed_out, before, saved=saved)
+            self._last_report = self._report(interrupted, abandoned, timed_out, before, kept)
             if self._stop_requested is not None:
                 self._stop_requested()
                 self._stop_requested = None
@@ -390,13 +404,9 @@ class LivingEngine:
         abandoned: tuple[str, ...],
         timed_out: bool,
         before: tuple[int, int],
-        *,
-        saved: bool = False,
+        kept: Kept = none_kept,
     ) -> StopReport:
-        left = {} if saved else self._left_by_state()
-        lost = sum(left.values())
-        if lost:
-            self.runtime.log.warning("engine stopped with jobs that nothing keeps", lost=lost, **left)
+        lost = self.warn_of_lost(kept)
         return StopReport(
             completed=self.runtime.completed - before[0],
             failed=self.runtime.failed - before[1],
@@ -406,19 +416,32 @@ class LivingEngine:
             timed_out=timed_out,
         )
 
-    def _left_by_state(self) -> dict[str, int]:
+    def warn_of_lost(self, kept: Kept) -> int:
+        """Say how many jobs are gone with this process, and answer it."""
+        left = self._left_by_state(kept)
+        lost = sum(left.values())
+        if lost:
+            self.runtime.log.warning("engine stopped with jobs that nothing keeps", lost=lost, **left)
+        return lost
+
+    def _left_by_state(self, kept: Kept = none_kept) -> dict[str, int]:
         """
-        How many jobs have not ended, by state; states without any are left out.
+        How many jobs have not ended and are not kept, by state; states without any are left out.
 
         The pending run of a schedule does not count: nobody has asked for it yet but the schedule itself.
         """
         left: dict[str, int] = {}
+        if kept is all_kept:
+            return left
         with self.runtime.lock:
             for queue in self.runtime.core.queues.values():
+                planned = self.runtime.core.planned_ids(queue)
                 for state in ALIVE_STATES:
-                    count = len(queue.containers[state])
-                    if state is JobState.DELAYED:
-                        count -= self.runtime.core.count_planned(queue)
+                    jobs = queue.containers[state]
+                    if kept is none_kept:
+                        count = len(jobs) - (len(planned) if state is JobState.DELAYED else 0)
+                    else:
+                        count = sum(job.id not in planned and not kept(queue.name, job.id) for job in jobs)
                     if count:
                         name = state.value.replace("-", "_")
                         left[name] = left.get(name, 0) + count

@@ -138,10 +138,10 @@ class DrivingFloor(ReadingFloor):
             (job.extra is None or job.extra.scheduler_id is None) and not job.flags & PARKED for job in queue.delayed
         )
 
-    def count_planned(self, queue: Queue) -> int:
-        """How many delayed jobs are the pending iterations of schedules. Cost: O(schedulers)."""
+    def planned_ids(self, queue: Queue) -> set[str]:
+        """Ids of the delayed jobs that are the pending iterations of schedules. Cost: O(schedulers)."""
         pending = (queue.index.get(f"repeat:{one.id}:{one.next_ms}") for one in queue.schedulers.values())
-        return sum(job is not None and job.state is JobState.DELAYED for job in pending)
+        return {job.id for job in pending if job is not None and job.state is JobState.DELAYED}
 
     @staticmethod
     def oldest_waiting_ms(queue: Queue) -> int | None:

@@ -21,7 +21,7 @@ from typing import Any, Final
 from inproc_jobs.core.job import Job
 from inproc_jobs.core.queue import Queue
 from inproc_jobs.errors import LeaseHeldError, LeaseLostError, SnapshotError, SnapshotUnavailableError
-from inproc_jobs.snapshot.capture import Capture
+from inproc_jobs.snapshot.capture import UNKNOWN, Capture
 from inproc_jobs.snapshot.config import Mode, OnHeld
 from inproc_jobs.snapshot.intake import Intake, KeeperHost
 from inproc_jobs.snapshot.records import Batch
@@ -520,6 +520,15 @@ class Keeper:
             self._stop.wait(FIRST_BACKOFF_S)
         return False
 
+    @property
+    def trouble(self) -> str:
+        """Why the store cannot be used; empty when it can, or could when it was used last."""
+        return self._down_reason if self._down_since is not None else ""
+
+    def has_stored(self, queue: str, id: str) -> bool:
+        """Whether the store certainly has a job, in whatever state. Lock held."""
+        return self.capture.stored[queue].get(id) not in (None, UNKNOWN)
+
     def health(self) -> dict[str, Any]:
         """Unsaved changes, the last save, and what is wrong, if anything."""
         host = self._host
@@ -532,7 +541,7 @@ class Keeper:
             if self.last_save_ms is None
             else datetime.fromtimestamp(self.last_save_ms / 1000, UTC),
             "store": self._store.description,
-            "store_error": self._down_reason if self._down_since is not None else None,
+            "store_error": self.trouble or None,
             "parked_jobs": parked,
         }
 

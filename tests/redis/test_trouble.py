@@ -10,6 +10,7 @@ import time
 
 import pytest
 
+from inproc_jobs import Engine, RedisSnapshot, Registry
 from inproc_jobs.errors import LeaseHeldError, LeaseLostError, SnapshotLayoutError, SnapshotUnavailableError
 from inproc_jobs.snapshot.records import Batch, JobChange, KeyRecord, QueueBatch
 from inproc_jobs.snapshot.redis_store import RedisStore
@@ -164,6 +165,23 @@ def test_user_who_may_not_ask(server, opened):
     store = opened(f"redis://app:pw@127.0.0.1:{server.port}/0")
     store.acquire(owner())
     store.apply(batch_of(change(job("1"))))
+
+
+@pytest.mark.slow
+async def test_handover_to_a_dead_server(server):
+    """It says that it did not come about, also when nothing had to be stored any more."""
+    registry = Registry()
+    work = registry.define_job("work", handle=lambda payload: None)
+    for payloads in ([], [1]):
+        engine = Engine(registry=registry, snapshot=RedisSnapshot(server.url, every="20ms", timeout="300ms"))
+        await engine.astart()
+        for payload in payloads:
+            await work.dispatch(payload, delay="1h")
+        assert await engine.save_now(5)
+        server.kill()
+        with pytest.raises(SnapshotUnavailableError, match="not handed over"):
+            await engine.handover("500ms")
+        server.start()
 
 
 def test_full_server(server, opened):

@@ -173,6 +173,10 @@ async def test_stop_reports_what_could_not_be_stored():
     engine = world.engine()
     await engine.astart()
     await world.job.dispatch(1, delay="1h")
+    await engine.schedule("tick", world.job, 1, cron="0 3 * * *")
+    assert await engine.save_now(5)
+    await world.job.dispatch(2, delay="1h")
+    await engine.schedule("tock", world.job, 1, cron="0 3 * * *")
     world.snapshot.failing = "on fire"
     report = await engine.astop(0.3)
     assert report.lost == 1
