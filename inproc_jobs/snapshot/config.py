@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args
@@ -64,6 +65,16 @@ def _positive(value: Any, option: str) -> int:
     return ms
 
 
+def _load(store: str) -> None:
+    """
+    Load what opening needs, at a moment at which there is most likely no loop yet that would wait for it.
+
+    Later, and even in another thread, loading redis-py would hold up the host's loop for 50 ms.
+    """
+    importlib.import_module("inproc_jobs.snapshot.keeper")
+    importlib.import_module(f"inproc_jobs.snapshot.{store}")
+
+
 class RedisSnapshot(Snapshot):
     """
     A snapshot in Redis or Valkey (6.2 and newer), in BullMQ's own layout.
@@ -100,6 +111,7 @@ class RedisSnapshot(Snapshot):
             )
         self._url_or_client = url_or_client
         self.prefix = prefix
+        _load("redis_store")
 
     def open_store(self) -> Store:
         """The store, not yet connected."""
@@ -147,6 +159,7 @@ class SqliteSnapshot(Snapshot):
         self._path = os.fspath(path)
         if not self._path or self._path == ":memory:" or "\0" in self._path:
             raise InvalidOptionError(f"path must name a file, got {path!r}", option="path", value=path)
+        _load("sqlite_store")
 
     def open_store(self) -> Store:
         """The store, not yet opened."""

@@ -21,13 +21,17 @@ def test_making_one_opens_nothing(tmp_path):
     RedisSnapshot("redis://192.0.2.1:1")
 
 
-def test_redis_is_not_loaded_for_a_file():
-    """Nor SQLite for Redis, until something is opened."""
+@pytest.mark.parametrize(
+    ("made", "loaded"), [("0", set()), ("SqliteSnapshot('a')", {"sqlite3"}), ("RedisSnapshot('redis://a')", {"redis"})]
+)
+def test_only_what_is_used_is_loaded(made, loaded):
+    """Neither library for who has no snapshot, and never both; before a loop runs, which would stand still meanwhile."""
     code = (
-        "import sys; from inproc_jobs import Engine, RedisSnapshot, SqliteSnapshot; SqliteSnapshot('a'); "
-        "RedisSnapshot('redis://a'); assert not {'redis', 'sqlite3'} & set(sys.modules)"
+        f"import sys; from inproc_jobs import Engine, RedisSnapshot, SqliteSnapshot; {made}; "
+        "print(*{'redis', 'sqlite3'} & set(sys.modules))"
     )
-    subprocess.run([sys.executable, "-c", code], check=True)
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert set(done.stdout.split()) == loaded
 
 
 @pytest.mark.parametrize(
