@@ -124,7 +124,7 @@ class RedisLink:
             raise SnapshotUnavailableError(f"{self.description} is still loading its data: {error}") from error
         except (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError, OSError) as error:
             # redis-py says so in these words, and nothing else about where a call has broken off.
-            early = "connecting to" in str(error) or "name resolution" in str(error)
+            early = any(words in str(error) for words in ("connecting to", "name resolution", "No master found"))
             outcome = "not written" if early else "unknown"
             raise SnapshotUnavailableError(f"{self.description} is not available: {error}", outcome=outcome) from error
         except redis.exceptions.ResponseError as error:

@@ -1,5 +1,5 @@
 """
-A store in Redis or Valkey, in BullMQ's own bullmq_writing. One owner holds everything under a prefix.
+A store in Redis or Valkey, in BullMQ's own layout. One owner holds everything under a prefix.
 
 `RedisLink` is the connection, `RedisLease` says who owns the prefix, `RedisReader` reads; what is written is put together here.
 """
