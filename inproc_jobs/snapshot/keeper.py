@@ -51,7 +51,6 @@ class Keeper:
         monotonic: A clock, for tests.
 
     Attributes:
-        lost: Whether the lease was lost; nothing is written any more.
         last_save_ms: When the store had everything, or took something, for the last time.
     """
 
@@ -69,7 +68,6 @@ class Keeper:
     ) -> None:
         self.mode = mode
         self.capture = Capture(host.core)
-        self.lost = False
         self.last_save_ms: int | None = None
         self._open_store = open_store
         self._host = host
@@ -85,6 +83,8 @@ class Keeper:
         self._ending = threading.Lock()
         self._ended = False
         self._writer_is_done = False
+        self._is_opening = False
+        self._lost_by: LeaseLostError | None = None
         self._left_alone = False
         self._threads: list[threading.Thread] = []
         self._intake = Intake(host, self.capture)
@@ -114,21 +114,29 @@ class Keeper:
             SnapshotUnavailableError, SnapshotLayoutError: It cannot be used.
         """
         self._acquire()
+        # From now on: reading a million jobs takes longer than a lease.
+        self._is_opening = True
+        lease = _thread(self._lease_loop, "lease")
         try:
             self._intake.load(self._store)
             # Before anything runs: whoever crashes over and over must at least count its crashes.
             self._write_first()
+            with self._ending:
+                if self._lost_by is not None:
+                    raise self._lost_by
+                if not self._giving_up.is_set():
+                    self._is_opening = False
+                    self._threads += (_thread(self._write_loop, "writer"), lease)
+                    return
         except BaseException:
-            self._let_go()
+            self._abandon(lease)
             raise
-        with self._ending:
-            if not self._giving_up.is_set():
-                for target, name in ((self._write_loop, "writer"), (self._lease_loop, "lease")):
-                    self._threads.append(
-                        threading.Thread(target=target, name=f"inproc_jobs snapshot {name}", daemon=True)
-                    )
-                    self._threads[-1].start()
-                return
+        self._abandon(lease)
+
+    def _abandon(self, lease: threading.Thread) -> None:
+        """It was not opened after all."""
+        self._stop.set()
+        lease.join()
         self._let_go()
 
     def _acquire(self) -> None:
@@ -464,11 +472,20 @@ class Keeper:
                     self._host.warn("the lease could not be renewed", store=self._store.description, reason=trouble)
 
     def _lose(self, error: LeaseLostError) -> None:
-        if not self.lost:
-            self.lost = True
-            self._stop.set()
-            self._wake.set()
+        with self._ending:
+            if self._lost_by is not None:
+                return
+            self._lost_by = error
+            is_opening = self._is_opening
+        self._stop.set()
+        self._wake.set()
+        if not is_opening:
             self._host.lost_lease(error)
+
+    @property
+    def lost(self) -> bool:
+        """Whether the lease was lost; nothing is written any more."""
+        return self._lost_by is not None
 
     # --- closing ------------------------------------------------------------------------------------------------
 
@@ -551,3 +568,9 @@ def _resolve(futures: list[Answer]) -> None:
         # Whoever waits may lose patience in another thread at any moment.
         with contextlib.suppress(InvalidStateError):
             future.set_result(None)
+
+
+def _thread(target: Callable[[], None], name: str) -> threading.Thread:
+    thread = threading.Thread(target=target, name=f"inproc_jobs snapshot {name}", daemon=True)
+    thread.start()
+    return thread

@@ -753,6 +753,45 @@ def _error_of(call: Callable[[], object]) -> BaseException:
     return caught.value
 
 
+class SlowStore(ScriptedStore):
+    """Reading it takes until the lease was renewed, or could not be."""
+
+    renewed = threading.Event()
+
+    def load(self) -> Iterator[QueueState]:
+        assert self.renewed.wait(PATIENCE_S)
+        yield from super().load()
+
+    def renew(self) -> None:
+        try:
+            super().renew()
+        finally:
+            self.renewed.set()
+
+
+def test_lease_is_renewed_while_the_store_is_read():
+    """A million jobs take longer than a lease, and somebody may be waiting for it."""
+    store = SlowStore(MemorySnapshot())
+    store.renewed = threading.Event()
+    keeper = keeper_of(new_core("q"), store, lease_ms=30)
+    keeper.open()
+    keeper.close(5)
+    _join(keeper)
+
+
+def test_lease_that_is_lost_while_the_store_is_read():
+    """The opening fails with the reason; there is no engine yet that would have to be stopped."""
+    store = SlowStore(MemorySnapshot())
+    store.renewed = threading.Event()
+    store.renewals = [LeaseLostError("theirs")]
+    keeper = keeper_of(new_core("q"), store, lease_ms=30)
+    with pytest.raises(LeaseLostError, match="theirs"):
+        keeper.open()
+    assert keeper._host.lost == []  # type: ignore[attr-defined]  # the stub
+    assert store.closed == 1
+    assert keeper._threads == []
+
+
 def test_giving_up_after_it_was_opened():
     """Too late to stop the opening, it is closed again."""
     snapshot = MemorySnapshot()
