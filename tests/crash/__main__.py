@@ -24,8 +24,6 @@ from tests.crash.driver import EVERY_S, live
 from tests.crash.ledger import Audit
 from tests.redis.server import Server
 
-LONGEST_LIFE_S = 0.6
-
 
 def main() -> int:
     """Exit code 0: no promise was broken."""
@@ -33,25 +31,27 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--store", choices=("sqlite", "redis"), default="sqlite")
     parser.add_argument("--mode", choices=("periodic", "write_through"), default="write_through")
+    parser.add_argument("--life", type=float, default=0.6, help="seconds that most lives last at most")
     parser.add_argument("--seed", type=int, default=None)
     options = parser.parse_args()
     seed = random.randrange(1_000_000) if options.seed is None else options.seed
     with tempfile.TemporaryDirectory(prefix="inproc-jobs-crash-") as folder:
         if options.store == "sqlite":
-            return Rounds(Path(folder), f"{folder}/jobs.db", options.mode, seed, None).play(options.kills)
+            return Rounds(Path(folder), f"{folder}/jobs.db", options.mode, seed, None, options.life).play(options.kills)
         with Server(appendonly="yes", appendfsync="always") as server:
-            return Rounds(Path(folder), server.url, options.mode, seed, server).play(options.kills)
+            return Rounds(Path(folder), server.url, options.mode, seed, server, options.life).play(options.kills)
 
 
 class Rounds:
     """Lives, one after the other, on one store."""
 
-    def __init__(self, folder: Path, place: str, mode: str, seed: int, server: Server | None) -> None:
+    def __init__(self, folder: Path, place: str, mode: str, seed: int, server: Server | None, life_s: float) -> None:
         self.ledger = folder / "ledger"
         self.place = place
         self.mode = mode
         self.seed = seed
         self.server = server
+        self.life_s = life_s
         self.random = random.Random(seed)
         self.audit = Audit(self.ledger, mode, grace_s=EVERY_S + 1.5)
         self.server_kills = 0
@@ -90,7 +90,7 @@ class Rounds:
         if self.random.random() < 0.8:
             self.await_start()
         # Long lives now and then: what is older than the interval must be there.
-        longest_s = LONGEST_LIFE_S if number % 10 else 5 * LONGEST_LIFE_S
+        longest_s = self.life_s if number % 10 else 5 * self.life_s
         time.sleep(self.random.random() * longest_s)
         trouble_at = None
         if self.server is not None and self.random.random() < 0.2:
@@ -100,7 +100,7 @@ class Rounds:
             time.sleep(self.random.random() * 0.1)
             if self.random.random() < 0.5:
                 self.server.start()
-                time.sleep(self.random.random() * LONGEST_LIFE_S)
+                time.sleep(self.random.random() * self.life_s)
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
         self.audit.note_kill(trouble_at)

@@ -21,7 +21,7 @@ pytestmark = [
 
 def play(store: str, mode: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "tests.crash", "--kills", "50", "--store", store, "--mode", mode],
+        [sys.executable, "-m", "tests.crash", "--kills", "50", "--life", "0.3", "--store", store, "--mode", mode],
         cwd=ROOT,
         capture_output=True,
         text=True,
