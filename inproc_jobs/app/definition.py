@@ -7,12 +7,13 @@ this code, else the one it was bound to, else the newest of its registry that wa
 
 from __future__ import annotations
 
-import dataclasses
 import threading
 import weakref
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypedDict, TypeVar, Unpack, cast, overload
+
+import msgspec
 
 from inproc_jobs.app.flows import FlowNode, OnFailure
 from inproc_jobs.app.lifecycle import LivingEngine
@@ -401,7 +402,7 @@ class Registry:
             "define_job",
         )
         if strategy is not None:
-            layer = dataclasses.replace(layer, backoff=Backoff(type=CUSTOM_BACKOFF))
+            layer = msgspec.structs.replace(layer, backoff=Backoff(type=CUSTOM_BACKOFF))
 
         def define(fn: Callable[..., Any]) -> JobDefinition[Any, Any]:
             if isinstance(fn, JobDefinition):

@@ -9,7 +9,6 @@ facade's default fails the parent.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
 import msgspec
@@ -33,8 +32,7 @@ _POLICIES: Final = {"fail_parent": "fpof", "continue_parent": "cpof", "ignore": 
 _ON_FAILURES: Final[tuple[str, ...]] = get_args(OnFailure)
 
 
-@dataclass(frozen=True, slots=True)
-class FlowNode:
+class FlowNode(msgspec.Struct, frozen=True):
     """One job of a flow, made by `JobDefinition.node`."""
 
     job: JobDefinition[Any, Any]
@@ -71,8 +69,7 @@ class FlowNode:
             )
 
 
-@dataclass(frozen=True, slots=True)
-class FlowReceipt:
+class FlowReceipt(msgspec.Struct, frozen=True):
     """
     What `Engine.flow` answers: the receipt of a job, and those of the jobs below it.
 
@@ -91,12 +88,11 @@ class FlowReceipt:
             yield from child
 
 
-@dataclass(slots=True)
-class _Planned:
+class _Planned(msgspec.Struct):
     node: FlowNode
     prepared: Prepared
     id: str
-    children: list[_Planned] = field(default_factory=list)
+    children: list[_Planned] = []
     parent: _Planned | None = None
 
 

@@ -13,9 +13,10 @@ import os
 import threading
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final
+
+import msgspec
 
 from inproc_jobs.core.durations import parse_seconds
 from inproc_jobs.core.states import ALIVE_STATES, JobState
@@ -65,8 +66,7 @@ def all_kept(_queue: str, _id: str) -> bool:
     return True
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StopReport:
+class StopReport(msgspec.Struct, frozen=True, kw_only=True):
     """
     How a stop went.
 
@@ -88,8 +88,7 @@ class StopReport:
     timed_out: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunSummary:
+class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
     """
     What `run_until_idle` has done.
 

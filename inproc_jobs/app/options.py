@@ -7,12 +7,12 @@ layers are merged: a dispatch beats `define_job`, which beats `Engine(default_jo
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final, Literal, TypedDict, get_args
+
+import msgspec
 
 from inproc_jobs.core import options as core
 from inproc_jobs.core.durations import parse_ms, run_at_ms
@@ -302,8 +302,7 @@ def _age_s(value: Any, option: str) -> float:
     return _number(value, option, 0, 10**10)
 
 
-@dataclass(frozen=True, slots=True)
-class Deduplication:
+class Deduplication(msgspec.Struct, frozen=True):
     """
     How dispatches with the same deduplication id collapse. Make one by the names below, or give BullMQ's dict.
 
@@ -412,8 +411,7 @@ class DispatchOptions(TypedDict, total=False):
     timestamp: int | datetime | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Layer:
+class Layer(msgspec.Struct, frozen=True, kw_only=True):
     """Options of one level, checked; None is not given."""
 
     attempts: int | None = None
@@ -477,8 +475,8 @@ def read_layer(given: Mapping[str, Any], where: str) -> Layer:
 def merge(*layers: Layer) -> Layer:
     """One layer from several; the first that has a value wins."""
     fields = {
-        field.name: next((value for layer in layers if (value := getattr(layer, field.name)) is not None), None)
-        for field in dataclasses.fields(Layer)
+        name: next((value for layer in layers if (value := getattr(layer, name)) is not None), None)
+        for name in Layer.__struct_fields__
     }
     return Layer(**fields)
 

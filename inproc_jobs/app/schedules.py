@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final, Literal, get_args
+
+import msgspec
 
 from inproc_jobs.app.options import check_schedule_id
 from inproc_jobs.core.durations import parse_ms, run_at_ms, to_datetime
@@ -20,8 +21,7 @@ CatchUp = Literal["once", "all", "skip"]
 _CATCH_UPS: Final[tuple[str, ...]] = get_args(CatchUp)
 
 
-@dataclass(frozen=True, slots=True)
-class ScheduleView:
+class ScheduleView(msgspec.Struct, frozen=True):
     """
     A schedule at the moment it was read.
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from contextvars import ContextVar
-from dataclasses import dataclass
 from typing import Any, Final
+
+import msgspec
 
 from inproc_jobs.app.options import _show, check_name
 from inproc_jobs.core.durations import parse_ms
@@ -27,8 +28,7 @@ _MAX_NUMBER: Final = 2**53
 """More slots, jobs or starts than any machine has; a larger number is a slip, and may not fit a float."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QueueSetting:
+class QueueSetting(msgspec.Struct, frozen=True, kw_only=True):
     """What `Engine(queues=...)` says about one queue; None is the engine's default."""
 
     concurrency: int | None = None

@@ -11,7 +11,6 @@ import re
 from collections.abc import Iterator
 from datetime import UTC, datetime, tzinfo
 from typing import TYPE_CHECKING
-from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from inproc_jobs.errors import InvalidOptionError
 
@@ -101,6 +100,7 @@ def _follows_a_missing_day(match: datetime) -> bool:
     """
     Whether the local date jumped over a day right before a moment.
 
+    >>> from zoneinfo import ZoneInfo
     >>> _follows_a_missing_day(datetime(2011, 12, 31, tzinfo=ZoneInfo("Pacific/Apia")))
     True
     """
@@ -138,8 +138,12 @@ def _seconds_of(field: str, pattern: str) -> tuple[int, ...]:
 
 
 def _zone(name: str | None) -> tzinfo:
+    if name is None:
+        return UTC
+    from zoneinfo import ZoneInfo, ZoneInfoNotFoundError  # loaded by those who have schedules in a zone
+
     try:
-        return UTC if name is None else ZoneInfo(name)
+        return ZoneInfo(name)
     except (ZoneInfoNotFoundError, ValueError, OSError) as error:
         raise InvalidOptionError(
             f"time zone {name!r} is not known on this machine; use a name such as 'Europe/Berlin'",

@@ -20,8 +20,9 @@ import sys
 import types
 import typing
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any, Final, Literal
+
+import msgspec
 
 from inproc_jobs.errors import InvalidHandlerError, InvalidOptionError
 from inproc_jobs.runtime.payloads import Codec, codec_for
@@ -38,8 +39,7 @@ _POSITIONAL: Final = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSIT
 _FORMS: Final = "a handler takes (payload) or (payload, ctx)"
 
 
-@dataclass(frozen=True, slots=True)
-class Handler:
+class Handler(msgspec.Struct, frozen=True):
     """
     How one job name is run.
 

@@ -14,7 +14,6 @@ webhook that gains a field must not stop the jobs.
 
 from __future__ import annotations
 
-import dataclasses
 import re
 import typing
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
@@ -48,8 +47,7 @@ _ROOT: Final[Path] = (None, "payload")
 _UNTYPED: Final = frozenset({Parameter.empty, Any, object, dict, list, Mapping, MutableMapping})
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Codec:
+class Codec(msgspec.Struct, frozen=True):
     """
     The two directions of one handler's payload. Plain functions, since the hot path calls them directly.
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import uuid
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from inproc_jobs.app.engine import Engine, RegistryHandlers
 from inproc_jobs.core.core import Core
@@ -213,7 +214,7 @@ class _WatchedHandlers(RegistryHandlers):
         if found is None:
             return None
         moved = found.mode in {"thread", "process"} and self._harness.plain == "inline"
-        return dataclasses.replace(
+        return msgspec.structs.replace(
             found, fn=self._watched(name, found.fn, hide_loop=moved), mode="inline" if moved else found.mode
         )
 
