@@ -10,7 +10,6 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypedDict, TypeVar, Unpack, cast, overload
 
 import msgspec
@@ -20,11 +19,11 @@ from inproc_jobs.app.lifecycle import LivingEngine
 from inproc_jobs.app.options import (
     CUSTOM_BACKOFF,
     EXECUTORS,
-    Deduplication,
     DispatchOptions,
     Duration,
     ExecutorName,
     Layer,
+    RareDispatchOptions,
     check_name,
     read_layer,
 )
@@ -133,18 +132,7 @@ class JobDefinition(Generic[P, R]):
         *,
         job_id: str | None = None,
         delay: Duration | None = None,
-        run_at: datetime | None = None,
-        priority: int | None = None,
-        attempts: int | None = None,
-        backoff: Any = None,
-        lifo: bool | None = None,
-        deduplication: Deduplication | Mapping[str, Any] | None = None,
-        remove_on_complete: Retention | None = None,
-        remove_on_fail: Retention | None = None,
-        keep_logs: int | None = None,
-        size_limit: int | None = None,
-        stack_trace_limit: int | None = None,
-        timestamp: int | datetime | None = None,
+        **options: Unpack[RareDispatchOptions],
     ) -> DispatchedJob[R]:
         """
         Ask for one run of this job; a no-op while a job with the same `job_id` is alive or kept.
@@ -178,37 +166,11 @@ class JobDefinition(Generic[P, R]):
         Cost: O(1), O(log n) with a delay or a priority.
         """
         engine = self._engine()
-        if (
-            run_at is None
-            and priority is None
-            and attempts is None
-            and backoff is None
-            and lifo is None
-            and deduplication is None
-            and remove_on_complete is None
-            and remove_on_fail is None
-            and keep_logs is None
-            and size_limit is None
-            and stack_trace_limit is None
-            and timestamp is None
-        ):
-            receipt = engine.submit_plain(self, payload, job_id, delay)
+        # Most dispatches have no other option, and Python takes its time over each default of a signature.
+        if options:
+            receipt = engine.submit_with(self, payload, {"job_id": job_id, "delay": delay, **options})
         else:
-            layer = read_layer(
-                {
-                    "attempts": attempts,
-                    "backoff": backoff,
-                    "remove_on_complete": remove_on_complete,
-                    "remove_on_fail": remove_on_fail,
-                    "keep_logs": keep_logs,
-                    "size_limit": size_limit,
-                    "stack_trace_limit": stack_trace_limit,
-                },
-                "dispatch",
-            )
-            receipt = engine.submit(
-                self, payload, job_id, delay, run_at, priority, lifo, deduplication, timestamp, layer
-            )
+            receipt = engine.submit_plain(self, payload, job_id, delay)
         if engine.settles:
             await engine.settle((receipt,))
         return receipt

@@ -23,6 +23,7 @@ from inproc_jobs.app.options import (
     Deduplication,
     DispatchOptions,
     Layer,
+    RareDispatchOptions,
     check_job_id,
     check_timestamp,
     job_options,
@@ -42,6 +43,7 @@ from inproc_jobs.core.states import DELAYED, REMOVED
 from inproc_jobs.errors import (
     InprocJobsError,
     InvalidOptionError,
+    InvalidOptionTypeError,
     InvalidPayloadError,
     JobIdTakenError,
 )
@@ -168,8 +170,10 @@ class DispatchingEngine(KeptEngine):
         if not plan.worker.summoned:
             self.refuse_dead_loop()
         with runtime.lock:
-            living = self.living(queue, id, name) if id else None
+            living = core.living(queue, id) if id else None
             if living is not None:
+                if living.name != name:
+                    raise JobIdTakenError(id, living.name, living.state)
                 core.count_duplicate(queue, living)
                 receipt: DispatchedJob[Any] = DispatchedJob(id, name, queue.name, True, living.state, living, self)
             else:
@@ -474,7 +478,7 @@ def _check_size(data: bytes, limit: int, name: str) -> None:
         )
 
 
-_DISPATCH_OPTIONS: Final = tuple(DispatchOptions.__annotations__)
+_DISPATCH_OPTIONS: Final = ("job_id", "delay", *RareDispatchOptions.__annotations__)
 _OWN_OPTIONS: Final = ("job_id", "delay", "run_at", "priority", "lifo", "deduplication", "timestamp")
 
 
@@ -483,7 +487,7 @@ def _split_options(options: Mapping[str, Any]) -> tuple[Any, ...]:
     shared: dict[str, Any] = {}
     for option, value in options.items():
         if option not in _DISPATCH_OPTIONS:
-            raise InvalidOptionError(
+            raise InvalidOptionTypeError(
                 f"dispatch has no option {option!r}; it takes {', '.join(_DISPATCH_OPTIONS)}",
                 option=option,
                 value=value,

@@ -27,6 +27,7 @@ __all__ = [
     "Duration",
     "ExecutorName",
     "Layer",
+    "RareDispatchOptions",
     "check_job_id",
     "check_known_id",
     "check_name",
@@ -392,11 +393,9 @@ def check_timestamp(value: Any) -> int:
 # --- layers -----------------------------------------------------------------------------------------------------
 
 
-class DispatchOptions(TypedDict, total=False):
-    """What a dispatch takes besides its payload; see `JobDefinition.dispatch`."""
+class RareDispatchOptions(TypedDict, total=False):
+    """What a dispatch takes besides its payload, an id and a delay; see `JobDefinition.dispatch`."""
 
-    job_id: str | None
-    delay: Duration | None
     run_at: datetime | None
     priority: int | None
     attempts: int | None
@@ -409,6 +408,13 @@ class DispatchOptions(TypedDict, total=False):
     size_limit: int | None
     stack_trace_limit: int | None
     timestamp: int | datetime | None
+
+
+class DispatchOptions(RareDispatchOptions, total=False):
+    """What a dispatch takes besides its payload; see `JobDefinition.dispatch`."""
+
+    job_id: str | None
+    delay: Duration | None
 
 
 class Layer(msgspec.Struct, frozen=True, kw_only=True):

@@ -21,7 +21,9 @@ class DrivingFloor(ReadingFloor):
     def living(self, queue: Queue, id: str) -> Job | None:
         """The job that makes an add with this id a duplicate, None for none. Cost: O(1)."""
         job = queue.index.get(id)
-        return None if job is None or self._frees_its_id(job) else job
+        if job is not None and job.state in FINISHED_STATES and self._frees_its_id(job):
+            return None
+        return job
 
     # --- jobs that a store must have first ----------------------------------------------------------------------
 

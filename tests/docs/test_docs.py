@@ -2,7 +2,7 @@
 
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ import pytest
 
 import inproc_jobs
 from inproc_jobs import Engine, JobDefinition, JobState, QueueView, Registry
+from inproc_jobs.app import options
 from inproc_jobs.core.events import EVENT_NAMES
 from tests.docs.pages import PAGES, ROOT, headings, links, run_page, text_of
 
@@ -96,6 +97,16 @@ def test_the_reference_has_every_public_name(name: str):
     assert re.search(rf"^(## {name}$|\| `{name}\b|`{name}`)", REFERENCE, flags=re.MULTILINE), name
 
 
+def arguments(call: Callable[..., Any]) -> Iterator[tuple[str, object]]:
+    """Names and defaults; options that are typed as a dict are None unless they are given."""
+    for parameter in list(inspect.signature(call).parameters.values())[1:]:
+        if parameter.kind is parameter.VAR_KEYWORD:
+            name = parameter.annotation.removeprefix("Unpack[").removesuffix("]")
+            yield from ((option, None) for option in getattr(options, name).__annotations__)
+        else:
+            yield parameter.name, parameter.default
+
+
 @pytest.mark.parametrize(
     ("title", "call"),
     [
@@ -110,9 +121,10 @@ def test_the_reference_has_every_argument_with_its_default(title: str, call: Cal
     """The first table of the section lists the arguments in their order, with their defaults."""
     table = section(title).split("\n\n| Member")[0]
     rows = re.findall(r"^\| `(\w+)` \| (.*?) ?\|", table, flags=re.MULTILINE)
-    parameters = list(inspect.signature(call).parameters.values())[1:]
-    wanted = [(p.name, "" if p.default is p.empty else f"`{p.default!r}`") for p in parameters]
-    order = [p.name for p in parameters]
+    wanted = [
+        (name, "" if default is inspect.Parameter.empty else f"`{default!r}`") for name, default in arguments(call)
+    ]
+    order = [name for name, _ in wanted]
     assert sorted(rows, key=lambda row: order.index(row[0]) if row[0] in order else -1) == wanted
 
 
