@@ -267,12 +267,26 @@ class SqliteStore:
         with self._errors(), self._guard:
             with self._transaction() as db:
                 self._refuse_deleted()
-                if db.execute("select number from fence").fetchone()[0] != self._fence:
+                if self._read_fence(db) != self._fence:
                     raise LeaseLostError(f"another engine has taken {self.description} over")
                 for part in batch.queues:
                     self._write_queue(db, part)
             # And once more: only now whoever waits may rely on it.
             self._refuse_deleted()
+
+    def _read_fence(self, db: sqlite3.Connection) -> int:
+        try:
+            row = db.execute("select number from fence").fetchone()
+        except sqlite3.OperationalError as error:
+            if "no such table" not in str(error):
+                raise
+            row = None
+        if row is None:
+            raise StoreEmptiedError(
+                f"somebody has emptied {self.description} while it was in use; it must be written anew"
+            )
+        number: int = row[0]
+        return number
 
     def _write_queue(self, db: sqlite3.Connection, part: QueueBatch) -> None:
         ends = self._ends.get(part.queue) or self._ends.setdefault(part.queue, self._read_ends(part.queue))

@@ -462,3 +462,22 @@ def test_file_that_was_replaced_is_left_alone(path, opened, tmp_path):
             call()
         assert not isinstance(caught.value, StoreEmptiedError)
     assert Path(path).read_bytes() == b"a backup"
+
+
+@pytest.mark.parametrize("command", ["delete from {}", "drop table {}"])
+async def test_database_that_was_emptied_is_written_anew(tmp_path, command):
+    """By whoever had it open in another program."""
+    path = tmp_path / "jobs.db"
+    registry = Registry()
+    work = registry.define_job("work", handle=lambda payload: None)
+    async with Engine(registry=registry, snapshot=SqliteSnapshot(path, every="20ms")) as engine:
+        await work.dispatch(1, job_id="before", delay="1h")
+        await engine.save_now(5)
+        with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as db:
+            for table in ("jobs", "queues", "parts", "fence"):
+                db.execute(command.format(table))
+        await work.dispatch(1, job_id="after", delay="1h")
+        assert await engine.save_now(5)
+        assert engine.health()["store_error"] is None
+    async with Engine(registry=registry, snapshot=SqliteSnapshot(path)) as engine:
+        assert {job.id for job in engine.queue("default").jobs()} == {"before", "after"}
