@@ -217,9 +217,10 @@ class KeptEngine(HostedEngine):
         finally:
             self._handing_over = False
         if not self._is_saved:
+            reason = (keeper.trouble or "the store did not answer in time").rstrip(".")
+            lost = f"; {report.lost} of them could not be stored" if report.lost else ""
             raise SnapshotUnavailableError(
-                f"the jobs were not handed over: {keeper.trouble or 'the store did not answer in time'}. {report.lost} of "
-                "them could not be stored; the others are in the store, and free once the lease has run out"
+                f"the jobs were not handed over: {reason}{lost}. Those in the store are free once the lease has run out"
             )
 
     def stop_at_once(self, error: LeaseLostError) -> None:

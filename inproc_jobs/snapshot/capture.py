@@ -109,8 +109,9 @@ class Capture:
 
     def backlog(self) -> int:
         """Jobs that the store has not been told of."""
-        again = sum(len(taken.placements) for taken in self._again)
-        return again + sum(len(queue.touched or ()) for queue in self._core.queues.values())
+        # Those of the write that is under way as well: nobody has said yet that they are stored.
+        told = sum(len(taken.placements) for taken in (*self._taken, *self._again))
+        return told + sum(len(queue.touched or ()) for queue in self._core.queues.values())
 
     # --- rounds -------------------------------------------------------------------------------------------------
 

@@ -508,7 +508,8 @@ class Keeper:
                 # It hangs in the store, and gives it up once it comes back.
                 self._left_alone = True
                 return False
-        if not self.lost:
+        # A store that is away takes no release either, and would only be waited for; the lease runs out by itself.
+        if not self.lost and (saved or not self.trouble):
             try:
                 self._store.release(handover=handover and saved)
             except SnapshotError as error:

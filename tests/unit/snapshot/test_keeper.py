@@ -874,7 +874,7 @@ def test_flush(running):
 
 def test_one_write_in_flight_and_the_host_goes_on(running):
     """A store that hangs holds up neither the lock nor a second write; all that came meanwhile goes in the next one."""
-    _, store, host = running(every_ms=1)
+    keeper, store, host = running(every_ms=1)
     before = store.calls
     store.gate = threading.Event()
     add(host, "a")
@@ -884,6 +884,7 @@ def test_one_write_in_flight_and_the_host_goes_on(running):
         add(host)
     time.sleep(0.05)
     assert store.calls == calls
+    assert keeper.health()["unsaved_changes"] == 101  # what is under way is not stored yet
     store.gate.set()
     store.gate = None
     until(lambda: len(store._snapshot.shelves["q"].jobs) == 101)
@@ -922,6 +923,17 @@ def test_close_is_bounded_while_the_store_hangs(running):
     _join(keeper)
     assert store._snapshot.owner is None
     assert set(store._snapshot.shelves["q"].jobs) == {"a"}
+
+
+def test_close_does_not_ask_a_dead_store_to_let_go():
+    """It would be waited for once more, and the lease runs out by itself."""
+    world = World(mode="periodic")
+    world.store.script = [unavailable()]
+    world.add(held=False)
+    world.keeper.write_all()
+    world.keeper._ended = True  # its writer is gone
+    assert not world.keeper.close(0)
+    assert world.snapshot.owner is not None
 
 
 def test_waiters_do_not_outlive_the_keeper(running):
