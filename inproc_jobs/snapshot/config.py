@@ -127,9 +127,14 @@ def _check_url(url: str) -> None:
     if not url.startswith(_SCHEMES):
         raise InvalidOptionError("the URL must begin with redis://, rediss:// or unix://", option="url_or_client")
     try:
-        port = urlsplit(url).port
+        parts = urlsplit(url)
+        port = parts.port
     except ValueError as error:
         raise InvalidOptionError(f"the URL cannot be read: {error}", option="url_or_client") from None
+    database = parts.path.lstrip("/")
+    if parts.scheme != "unix" and database and not (database.isascii() and database.isdigit()):
+        # redis-py would take database 0.
+        raise InvalidOptionError(f"the URL names database {database!r}, which is no number", option="url_or_client")
     if port == 0:
         raise InvalidOptionError("the URL has port 0, at which nobody listens", option="url_or_client")
 

@@ -93,7 +93,15 @@ def test_urls(url):
 
 
 @pytest.mark.parametrize(
-    "url", ["redis://:s3cret@a:notaport/0", "redis://:s3cret@a:70000", "redis://:s3cret@a:0", "redis://["]
+    "url",
+    [
+        "redis://:s3cret@a:notaport/0",
+        "redis://:s3cret@a:70000",
+        "redis://:s3cret@a:0",
+        "redis://[",
+        "redis://a/abc",
+        "redis://a/-1",
+    ],
 )
 def test_urls_that_cannot_be_read(url):
     """They are refused where they are written; the password is not told."""
