@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["ACQUIRE", "APPLY", "BLOCKED", "LAYOUT", "OPEN", "READ", "RELEASE", "RENEW", "STAMP"]
+__all__ = ["ACQUIRE", "APPLY", "BLOCKED", "LAYOUT", "OPEN", "READ", "RELEASE", "RENEW", "STAMP", "WORKED_ON"]
 
 LAYOUT: Final = 1
 """Number of our own part of the layout (lease, kept settings, the field `inproc`). A higher one is left untouched."""
@@ -101,7 +101,7 @@ end
 -- The counter runs ahead of ours, so that no foreign producer draws an id that we have drawn and not yet written.
 local function reserve(q, counter)
   local kept = kept_key(q)
-  local stored = tonumber(call('GET', q .. ':id') or '0')
+  local stored = tonumber(call('GET', q .. ':id') or '0') or 0
   if stored < counter + head.reserve / 2 then
     stored = counter + head.reserve
     call('SET', q .. ':id', string.format('%.0f', stored))
@@ -111,6 +111,20 @@ local function reserve(q, counter)
 end
 
 local function hold(q, id) call('SET', q .. ':' .. id .. ':lock', 'inproc-jobs:' .. head.fence, 'PX', head.lease) end
+"""
+
+# ARGV[1]: a list of q. Answers q, id and ms left of an active job that a BullMQ worker holds; nothing for none.
+WORKED_ON: Final = """
+for _, q in ipairs(cmsgpack.unpack(ARGV[1])) do
+  if redis.call('TYPE', q .. ':active').ok == 'list' then
+    for _, id in ipairs(redis.call('LRANGE', q .. ':active', 0, -1)) do
+      local key = q .. ':' .. id .. ':lock'
+      local lock = redis.call('TYPE', key).ok == 'string' and redis.call('GET', key)
+      if lock and string.sub(lock, 1, 12) ~= 'inproc-jobs:' then return {q, id, redis.call('PTTL', key)} end
+    end
+  end
+end
+return {}
 """
 
 # ARGV[2]: a list of (q, limit or false).
@@ -148,6 +162,7 @@ for _, entry in ipairs(cmsgpack.unpack(ARGV[2])) do
   block(q, entry[2])
   -- Unless nobody has drawn an id since the last owner reserved some.
   local drawn = call('GET', q .. ':id') or '0'
+  if not tonumber(drawn) then return {'type', q .. ':id', 'text', 'number'} end
   if call('HGET', kept_key(q), 'ahead') ~= drawn then reserve(q, tonumber(drawn)) end
   if call('EXISTS', q .. ':paused') == 1 then
     if call('EXISTS', q .. ':wait') == 0 then

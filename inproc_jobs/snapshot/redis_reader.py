@@ -45,6 +45,9 @@ _PLACES: Final = {
 }
 """In the order in which BullMQ looks for a job: one that stands in two places is in the first."""
 _LISTS: Final = (ACTIVE, WAITING)
+_ENDED: Final = (COMPLETED, FAILED)
+_OPERATIONS: Final = frozenset((b"removed", b"paused", b"resumed", b"drained", b"cleaned"))
+"""Events of commands that change what there is. An engine does not see them; it says so."""
 _OF_A_QUEUE: Final = frozenset((*_PLACES.values(), "meta", "id", "repeat", "paused"))
 _SIDES: Final = (":logs", ":dependencies", ":processed", ":failed", ":unsuccessful")
 
@@ -66,6 +69,7 @@ class RedisReader:
         self._lease = lease
         self._prefix = prefix
         self._taken = taken
+        self._old_schedulers: set[tuple[str, str]] = set()
 
     def _q(self, queue: str) -> str:
         return f"{self._prefix}:{queue}"
@@ -194,7 +198,8 @@ class RedisReader:
             try:
                 state.schedulers[id] = bullmq_reading.scheduler_record(id, next_ms, _texts(fields))
             except bullmq_reading.UnreadableJobError as error:
-                self.warnings.append(f"scheduler {id!r} of {q} was left alone: {error}")
+                self.warnings.append(f"scheduler {id!r} of {q} was left alone, and its pending job is parked: {error}")
+                self._old_schedulers.add((q, id))
 
     def _read_jobs(
         self, queue: str, state: str, entries: Sequence[tuple[str, float]], into: QueueState, found: FoundQueue
@@ -209,6 +214,11 @@ class RedisReader:
                 if not isinstance(row, dict):
                     raise bullmq_reading.UnreadableJobError(row or "its record is missing")
                 record = bullmq_reading.read_job(id, state, score, row, self._prefix)
+                if state not in _ENDED and (q, record.scheduler_id) in self._old_schedulers:
+                    # Run without its schedule it would be the last one.
+                    raise bullmq_reading.UnreadableJobError(
+                        f"it belongs to the schedule {record.scheduler_id!r}, which was left alone"
+                    )
             except bullmq_reading.UnreadableJobError as error:
                 into.unreadable[id] = str(error)
                 continue
@@ -285,6 +295,10 @@ class RedisReader:
                 ids[fields[b"jobId"].decode(errors="replace")] = None
             elif event == b"deduplicated" and b"deduplicationId" in fields:
                 parked[fields[b"deduplicationId"].decode(errors="replace")] = None
+            elif event in _OPERATIONS:
+                self._warn_once(
+                    f"somebody changes {q} from outside ({event.decode()}), which this engine does not see; use the engine"
+                )
         if not ids and not parked:
             return None
         with self._link.trouble():
@@ -304,6 +318,10 @@ class RedisReader:
         schedulers = {record.scheduler_id for record in state.jobs if record.scheduler_id is not None}
         self._read_schedulers(q, [(id, score) for id, score in repeats if id in schedulers], state)
         return state if state.jobs or state.parked else None
+
+    def _warn_once(self, warning: str) -> None:
+        if warning not in self.warnings:
+            self.warnings.append(warning)
 
     def _read_frame_of(
         self, q: str, ids: Sequence[str], now_ms: int

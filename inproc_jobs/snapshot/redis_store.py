@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import msgspec
 
-from inproc_jobs.errors import SnapshotLayoutError
+from inproc_jobs.errors import LeaseHeldError, SnapshotLayoutError
 from inproc_jobs.snapshot import bullmq_writing, lua
 from inproc_jobs.snapshot.bullmq_names import OWN_FIELD
 from inproc_jobs.snapshot.bullmq_reading import queues_linked_to
@@ -71,10 +71,23 @@ class RedisStore:
     def acquire(self, owner: Owner) -> int:
         """See `Store.acquire`. An owner of this machine whose process is gone is not waited for."""
         self._look_at_server()
+        self._refuse_living_workers()
         number = self._lease.acquire(owner)
         self._taken.clear()
         self._payloads.clear()
         return number
+
+    def _refuse_living_workers(self) -> None:
+        """What BullMQ has left is taken over, not what its workers are at: their jobs would run twice at once."""
+        queues = sorted((self.wanted or frozenset()) | self._reader.claimed())
+        found = self._link.script(lua.WORKED_ON, [], [msgspec.msgpack.encode([self._q(queue) for queue in queues])])
+        if found:
+            q, id, left_ms = found
+            raise LeaseHeldError(
+                f"job {id} of {q} in {self.description} is being run by a BullMQ worker, whose lock has {left_ms} ms to go. "
+                'Stop the workers of this queue first, or wait for them with on_held="wait"; a worker that has died lets '
+                "go when its lock runs out"
+            )
 
     def _look_at_server(self) -> None:
         info = self._link.info()

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from inproc_jobs import Engine, QueueNotOwnedError, RedisSnapshot, Registry
+from inproc_jobs import Engine, LeaseHeldError, QueueNotOwnedError, RedisSnapshot, Registry
 from tests.redis.server import why_not
 
 pytestmark = [pytest.mark.redis, pytest.mark.skipif(why_not() is not None, reason=str(why_not()))]
@@ -156,3 +156,65 @@ async def test_adds_to_a_queue_that_is_still_empty(place, redis_client, registry
             await engine.save_now(5)
             await engine.runtime.wait_idle()
     assert ran == ["1"]
+
+
+# --- others who are still at it -----------------------------------------------------------------------------------
+
+
+def start_foreign(client, queue: str, id: str, lock_ms: int) -> None:
+    """A worker of BullMQ runs a job: it is active, and locked."""
+    add_foreign(client, queue, id)
+    client.lmove(f"bull:{queue}:wait", f"bull:{queue}:active", "RIGHT", "LEFT")
+    client.set(f"bull:{queue}:{id}:lock", "token-of-a-worker", px=lock_ms)
+
+
+async def test_jobs_that_a_worker_is_at_are_not_taken(place, redis_client, registry, ran):
+    """Two would run them at once. The worker's lock, and the queue, stay as they are."""
+    start_foreign(redis_client, "mail", "1", 60_000)
+    before = contents(redis_client, "mail")
+    with pytest.raises(LeaseHeldError, match=r"job 1 of bull:mail .* BullMQ worker"):
+        await engine_of(registry, place).astart()
+    assert contents(redis_client, "mail") == before
+    assert not redis_client.exists("bull::inproc-jobs:lease")
+    start_foreign(redis_client, "others", "1", 60_000)
+    redis_client.delete("bull:mail:1:lock")  # it ran out
+    async with engine_of(registry, place) as engine:
+        await engine.runtime.wait_idle()
+    assert ran == ["1"]
+
+
+@pytest.mark.slow
+async def test_workers_that_are_at_it_can_be_waited_for(place, redis_client, registry, ran):
+    """As for any other owner."""
+    start_foreign(redis_client, "mail", "1", 300)
+    snapshot = RedisSnapshot(place.server.url, on_held="wait")
+    async with Engine(registry=registry, snapshot=snapshot) as engine:
+        await engine.runtime.wait_idle()
+    assert ran == ["1"]
+
+
+@pytest.mark.slow
+async def test_commands_from_outside_are_told(place, redis_client, registry, ran, caplog):
+    """An engine does not see them, so whoever gives them must know."""
+    async with engine_of(registry, place) as engine:
+        for _ in range(3):
+            redis_client.xadd("bull:mail:events", {"event": "removed", "jobId": "1", "prev": "delayed"})
+        await engine.save_now(5)
+        while not any("from outside" in record.getMessage() for record in caplog.records):
+            await engine.save_now(5)
+        await engine.save_now(5)
+    assert len([record for record in caplog.records if "from outside (removed)" in record.getMessage()]) == 1
+
+
+async def test_repeatable_of_an_old_version_is_left_alone_whole(place, redis_client, registry, ran):
+    """Its pending job would be the last one if it ran: it is parked, and there for whoever migrates the schedule."""
+    id = "repeat:abc:1700000000000"
+    add_foreign(redis_client, "mail", id, rjk="abc")
+    add_foreign(redis_client, "mail", "2")
+    redis_client.zadd("bull:mail:repeat", {"abc": 1_700_000_000_000})
+    redis_client.hset("bull:mail:repeat:abc", mapping={"name": "work", "every": "2000"})
+    async with engine_of(registry, place) as engine:
+        await engine.runtime.wait_idle()
+        assert engine.health()["parked_jobs"] == 1
+    assert ran == ["2"]
+    assert redis_client.lrange("bull:mail:wait", 0, -1) == [id]

@@ -265,6 +265,16 @@ def test_wrong_type_where_a_queue_has_its_keys(place, redis_client, name, kind):
     assert dumped(redis_client) == before
 
 
+def test_counter_that_is_no_number(place, redis_client):
+    """It is named, as a key of a wrong type is."""
+    redis_client.hset("bull:mail:meta", "opts.maxLenEvents", "10000")
+    redis_client.set("bull:mail:id", "abc")
+    store = place.open()
+    store.acquire(owner())
+    with pytest.raises(SnapshotLayoutError, match=r"bull:mail:id is a text where BullMQ has a number"):
+        list(store.load())
+
+
 def test_wrong_type_where_a_job_would_be(place, redis_client):
     """Nothing of the whole write is there."""
     redis_client.set("bull:mail:2", "mine")
