@@ -306,6 +306,7 @@ class Engine(DispatchingEngine):
         """See `JobDefinition.find`."""
         check_known_id(id)
         self.refuse_forked()
+        self.refuse_unread()
         plan = self._plans.get(job) or self._plan(job)
         with self.runtime.lock:
             record = plan.queue.index.get(id)
@@ -330,6 +331,7 @@ class Engine(DispatchingEngine):
     def failed_jobs_sync(self, queue: str = "default", start: int = 0, end: int = 49) -> list[FailedJob]:
         """As `failed_jobs`, from any thread."""
         check_page(start, end)
+        self.refuse_unread()
         view = self.queue(queue)
         with self.runtime.lock:
             return [
@@ -350,6 +352,7 @@ class Engine(DispatchingEngine):
         """As `retry_failed_job`, from any thread."""
         check_known_id(id)
         self.refuse_stopped()
+        self.refuse_unread()
         view = self.queue(queue)
         with self.runtime.lock:
             record = view.record.index.get(id)

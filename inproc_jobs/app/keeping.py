@@ -44,7 +44,11 @@ class _Host:
     def __init__(self, engine: KeptEngine) -> None:
         self._engine = engine
         self.core: Core = engine.runtime.core
-        self.lock = engine.runtime.lock
+
+    @property
+    def lock(self) -> Any:
+        """The engine's; a forked child has another one."""
+        return self._engine.runtime.lock
 
     def now_ms(self) -> int:
         """The wall clock; lock held."""
@@ -249,12 +253,26 @@ class KeptEngine(HostedEngine):
 
     def refuse_dispatch(self) -> None:
         """As without a snapshot; before the start with one there is a better word."""
+        self.refuse_unread()
+        super().refuse_dispatch()
+
+    def refuse_unread(self) -> None:
+        """
+        Raise while what is in memory means nothing, as the store was not read.
+
+        Raises:
+            EngineNotStartedError: The engine has a snapshot and does not run.
+        """
         if self._snapshot is not None and self._state is EngineState.NEW:
             raise EngineNotStartedError(
                 "the engine has a snapshot and was not started: until the store is read nobody knows which ids are alive; "
                 "start it first (async with engine, engine.start())"
             )
-        super().refuse_dispatch()
+
+    def after_fork_in_child(self) -> None:
+        """As before; the snapshot stays with the parent."""
+        super().after_fork_in_child()
+        self._keeper = self._opening = self._answers = None
 
     def before_held_dispatch(self) -> None:
         """
@@ -331,9 +349,11 @@ class KeptEngine(HostedEngine):
 
     def snapshot_health(self) -> dict[str, Any]:
         """How the snapshot is; Nones without one."""
-        if self._keeper is None:
-            return {"unsaved_changes": None, "last_save_at": None, "store": None, "store_error": None, "parked_jobs": 0}
-        return self._keeper.health()
+        keeper = self._keeper or self._opening
+        if keeper is not None:
+            return keeper.health()
+        error = None if self._stop_error is None else str(self._stop_error)
+        return {"unsaved_changes": None, "last_save_at": None, "store": None, "store_error": error, "parked_jobs": 0}
 
 
 def _opened(snapshot: Snapshot, limits: dict[str, tuple[int, float]], wanted: frozenset[str]) -> Store:

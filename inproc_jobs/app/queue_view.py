@@ -137,6 +137,7 @@ class QueueView:
     def _change(self, command: Callable[[Core, Queue, int], T]) -> T:
         """Carry out a command and let the engine look at what came of it."""
         self._engine.refuse_stopped()
+        self._engine.refuse_unread()
         runtime = self._engine.runtime
         runtime.refuse_reentry()
         with runtime.lock:

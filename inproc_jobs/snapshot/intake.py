@@ -20,8 +20,10 @@ class KeeperHost(Protocol):
     """The engine, as its keeper sees it."""
 
     core: Core
-    lock: Any
-    """A lock, reentrant or not."""
+
+    @property
+    def lock(self) -> Any:
+        """A lock, reentrant or not."""
 
     def now_ms(self) -> int:
         """The wall clock; lock held."""

@@ -146,12 +146,14 @@ class Keeper:
         while True:
             try:
                 self._store.acquire(owner)
-            except LeaseHeldError:
+            except LeaseHeldError as error:
+                self._note_trouble(error)
                 if self._on_held == "refuse" or self._giving_up.wait(min(1.0, self._lease_s / 3)):
                     self._store.close()
                     raise
                 patience_end = self._monotonic() + self._patience_s
-            except SnapshotUnavailableError:
+            except SnapshotUnavailableError as error:
+                self._note_trouble(error)
                 if self._monotonic() + pause > patience_end or self._giving_up.wait(pause):
                     self._store.close()
                     raise
@@ -160,7 +162,14 @@ class Keeper:
                 self._store.close()
                 raise
             else:
+                self._down_since = None
                 return
+
+    def _note_trouble(self, error: SnapshotError) -> None:
+        """`health` tells it."""
+        if self._down_since is None:
+            self._down_since = self._monotonic()
+        self._down_reason = str(error)
 
     def give_up(self) -> None:
         """Whoever wanted to open this does not want it any more. Any thread, at any moment."""
@@ -390,9 +399,7 @@ class Keeper:
 
     def _went_wrong(self, error: SnapshotUnavailableError) -> None:
         """Everything is kept for the next attempt, except jobs that somebody waits for: those are not taken after all."""
-        if self._down_since is None:
-            self._down_since = self._monotonic()
-        self._down_reason = str(error)
+        self._note_trouble(error)
         if self._monotonic() >= self._retry_at:
             # Not so an attempt that somebody asked for in between, as a stop does many times: it is no step.
             self._retry_at = self._monotonic() + self._backoff_s
@@ -558,7 +565,8 @@ class Keeper:
             "last_save_at": None
             if self.last_save_ms is None
             else datetime.fromtimestamp(self.last_save_ms / 1000, UTC),
-            "store": self._store.description,
+            # While it is being made in another thread nobody may make it once more.
+            "store": self._store.description if "_store" in self.__dict__ else None,
             "store_error": self.trouble or None,
             "parked_jobs": parked,
         }

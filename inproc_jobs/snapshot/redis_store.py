@@ -71,16 +71,16 @@ class RedisStore:
     def acquire(self, owner: Owner) -> int:
         """See `Store.acquire`. An owner of this machine whose process is gone is not waited for."""
         self._look_at_server()
-        self._refuse_living_workers()
+        self._refuse_living_workers((self.wanted or frozenset()) | self._reader.claimed())
         number = self._lease.acquire(owner)
         self._taken.clear()
         self._payloads.clear()
         return number
 
-    def _refuse_living_workers(self) -> None:
+    def _refuse_living_workers(self, queues: Iterable[str]) -> None:
         """What BullMQ has left is taken over, not what its workers are at: their jobs would run twice at once."""
-        queues = sorted((self.wanted or frozenset()) | self._reader.claimed())
-        found = self._link.script(lua.WORKED_ON, [], [msgspec.msgpack.encode([self._q(queue) for queue in queues])])
+        names = [self._q(queue) for queue in sorted(queues)]
+        found = self._link.script(lua.WORKED_ON, [], [msgspec.msgpack.encode(names)])
         if found:
             q, id, left_ms = found
             raise LeaseHeldError(
@@ -143,7 +143,9 @@ class RedisStore:
         for queue in todo:  # it grows meanwhile
             self._lease.call(lua.OPEN, msgspec.msgpack.encode(self._with_limits([queue])))
             for state in self._reader.load_queue(queue, found.get(queue) or FoundQueue()):
-                take(self.left_alone & queues_linked_to(state, self.prefix))
+                more = self.left_alone & queues_linked_to(state, self.prefix)
+                self._refuse_living_workers(more)
+                take(more)
                 yield state
 
     def poll_foreign(self) -> list[QueueState]:

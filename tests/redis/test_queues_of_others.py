@@ -183,6 +183,18 @@ async def test_jobs_that_a_worker_is_at_are_not_taken(place, redis_client, regis
     assert ran == ["1"]
 
 
+async def test_worker_in_a_queue_that_flows_reach_into(place, redis_client, registry, ran):
+    """It would come along with the flow, so it counts as well."""
+    add_foreign_parent(redis_client, "reports", "sum", ("mail", "part"))
+    add_foreign(redis_client, "mail", "part", parent=("reports", "sum"))
+    start_foreign(redis_client, "reports", "7", 60_000)
+    with pytest.raises(LeaseHeldError, match="job 7 of bull:reports"):
+        await engine_of(registry, place).astart()
+    assert redis_client.get("bull:reports:7:lock") == "token-of-a-worker"
+    assert ran == []
+    assert not redis_client.exists("bull::inproc-jobs:lease")
+
+
 @pytest.mark.slow
 async def test_workers_that_are_at_it_can_be_waited_for(place, redis_client, registry, ran):
     """As for any other owner."""

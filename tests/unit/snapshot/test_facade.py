@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import subprocess
+import sys
 import threading
 from typing import Any
 
@@ -17,7 +20,7 @@ from inproc_jobs import (
     SnapshotUnavailableError,
     SqliteSnapshot,
 )
-from inproc_jobs.errors import LeaseHeldError
+from inproc_jobs.errors import LeaseHeldError, LeaseLostError
 from inproc_jobs.testing.memory_store import MemorySnapshot
 
 
@@ -243,3 +246,76 @@ async def test_handover_needs_redis(tmp_path, world):
     async with Engine(registry=world.registry, snapshot=SqliteSnapshot(tmp_path / "jobs.db")) as engine:
         with pytest.raises(SnapshotUnavailableError, match="no snapshot in Redis"):
             await engine.handover()
+
+
+async def test_nothing_is_asked_or_done_before_the_store_was_read(world):
+    """It would be answered from an empty memory, or be forgotten at the start."""
+    engine = world.engine()
+    queue = engine.queue("default")
+    with pytest.raises(EngineNotStartedError):
+        await queue.pause()
+    with pytest.raises(EngineNotStartedError):
+        await queue.remove("x")
+    with pytest.raises(EngineNotStartedError):
+        await world.job.on(engine).find("x")
+    with pytest.raises(EngineNotStartedError):
+        await engine.failed_jobs()
+    with pytest.raises(EngineNotStartedError):
+        await engine.retry_failed_job("x")
+    async with engine:
+        await queue.pause()
+        assert queue.is_paused()
+
+
+async def test_health_tells_why_a_start_waits_and_why_an_engine_was_stopped(world):
+    """Of a store that is held, and of a lease that was lost."""
+    first = world.engine()
+    await first.astart()
+    second = World()
+    second.snapshot = world.snapshot
+    world.snapshot.on_held = "wait"
+    waiting = second.engine()
+    start = asyncio.create_task(waiting.astart())
+    async with asyncio.timeout(10):
+        while waiting.health()["store_error"] is None:
+            await asyncio.sleep(0.01)
+        assert "owned" in waiting.health()["store_error"]
+        world.snapshot.evict_owner()
+        await start
+        assert waiting.health()["store_error"] is None
+        with contextlib.suppress(LeaseLostError, SnapshotUnavailableError, EngineStoppedError):
+            await world.job.on(first).dispatch(1, delay="1h")
+        while first.health()["state"] != "stopped":
+            await asyncio.sleep(0.01)
+    assert first.health()["store_error"]
+    await waiting.astop()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="forks of POSIX")
+def test_health_answers_in_a_forked_child(tmp_path):
+    """Whoever held the engine's lock at the fork does not exist there, and would never let it go."""
+    code = """
+import os, signal, sys, threading
+from inproc_jobs import Engine, SqliteSnapshot
+
+engine = Engine(snapshot=SqliteSnapshot(sys.argv[1]))
+engine.start()
+held, free = threading.Event(), threading.Event()
+
+def hold():
+    with engine.runtime.lock:
+        held.set()
+        free.wait()
+
+threading.Thread(target=hold).start()
+held.wait()
+pid = os.fork()
+if pid == 0:
+    signal.alarm(20)
+    os._exit(0 if engine.health()["state"] == "forked" else 1)
+free.set()
+_, status = os.waitpid(pid, 0)
+engine.stop()
+sys.exit(status)
+"""
+    subprocess.run([sys.executable, "-c", code, str(tmp_path / "jobs.db")], check=True, timeout=60)
