@@ -51,6 +51,17 @@ def test_flask_app() -> None:
     ]
 
 
+def test_several_workers() -> None:
+    """One owner, one refused, and a spare that runs what the killed owner has left."""
+    assert run("several_workers.py").stdout.splitlines() == [
+        "the first worker owns the jobs",
+        "the second worker was refused: process number one owns them",
+        "the spare waits",
+        "the first worker is killed; the spare took over",
+        "invoice 42 was sent",
+    ]
+
+
 def test_debounce() -> None:
     """Five triggers make one run with the first payload and the first deadline; afterwards the id is free."""
     assert run("debounce.py").stdout.splitlines() == [
