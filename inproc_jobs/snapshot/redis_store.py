@@ -6,7 +6,7 @@ A store in Redis or Valkey, in BullMQ's own layout. One owner holds everything u
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
@@ -224,6 +224,14 @@ class RedisStore:
         if handover:
             for queue in names:
                 self._drop_free(queue)
+        try:
+            self._release(names, handover=handover)
+        except SnapshotLayoutError:
+            # A queue of which something is of a wrong kind stays as it is; the lease is no less free.
+            self._release([], handover=False)
+            raise
+
+    def _release(self, names: Sequence[str], *, handover: bool) -> None:
         queues = msgspec.msgpack.encode([self._q(name) for name in names])
         self._lease.call(lua.RELEASE, queues, "1" if handover else "0")
         self._lease.forget()

@@ -265,6 +265,20 @@ def test_wrong_type_where_a_queue_has_its_keys(place, redis_client, name, kind):
     assert dumped(redis_client) == before
 
 
+@pytest.mark.parametrize("name", ["wait", "meta", "delayed", "repeat", "completed", "id"])
+async def test_refused_start_lets_go_of_the_lease(place, redis_client, name):
+    """The next start says the same, not that this very process is the owner."""
+    registry = Registry()
+    registry.define_job("work", handle=lambda payload: None, queue="mail")
+    redis_client.hset("bull:mail:meta", "opts.maxLenEvents", "10000")
+    redis_client.delete(f"bull:mail:{name}")
+    redis_client.set(f"bull:mail:{name}", "x")
+    for _ in range(2):
+        with pytest.raises(SnapshotLayoutError, match=f"bull:mail:{name}"):
+            await Engine(registry=registry, snapshot=RedisSnapshot(place.server.url)).astart()
+    assert not redis_client.exists("bull::inproc-jobs:lease")
+
+
 def test_counter_that_is_no_number(place, redis_client):
     """It is named, as a key of a wrong type is."""
     redis_client.hset("bull:mail:meta", "opts.maxLenEvents", "10000")
