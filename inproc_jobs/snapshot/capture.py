@@ -8,7 +8,7 @@ neither, and costs nothing.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 from inproc_jobs.core.core import Core
@@ -17,7 +17,7 @@ from inproc_jobs.core.queue import BACK, FRONT, IN_PLACE, Candidate, Queue, Trac
 from inproc_jobs.snapshot import codec
 from inproc_jobs.snapshot.records import Batch, JobChange, MetaRecord, QueueBatch
 
-__all__ = ["BATCH_JOBS", "UNKNOWN", "Capture"]
+__all__ = ["BATCH_GONE", "BATCH_JOBS", "UNKNOWN", "Capture"]
 
 BATCH_JOBS: Final = 200
 """Jobs per batch: about 2 ms under the lock, the slice that DESIGN 2.9 allows."""
@@ -112,6 +112,13 @@ class Capture:
         # Those of the write that is under way as well: nobody has said yet that they are stored.
         told = sum(len(taken.placements) for taken in (*self._taken, *self._again))
         return told + sum(len(queue.touched or ()) for queue in self._core.queues.values())
+
+    def forget_gone(self, queue: Queue, ids: Iterable[str]) -> None:
+        """Of these ids forget the ones of jobs that came and went: there is nothing to tell. Cost: O(the ids)."""
+        stored, touched = self.stored[queue.name], queue.touched
+        for id in ids:
+            if touched is not None and id not in queue.index and id not in stored:
+                touched.pop(id, None)
 
     # --- rounds -------------------------------------------------------------------------------------------------
 

@@ -21,7 +21,7 @@ from typing import Any, Final
 from inproc_jobs.core.job import Job
 from inproc_jobs.core.queue import Queue
 from inproc_jobs.errors import LeaseHeldError, LeaseLostError, SnapshotError, SnapshotUnavailableError
-from inproc_jobs.snapshot.capture import UNKNOWN, Capture
+from inproc_jobs.snapshot.capture import BATCH_GONE, UNKNOWN, Capture
 from inproc_jobs.snapshot.config import Mode, OnHeld
 from inproc_jobs.snapshot.intake import Intake, KeeperHost
 from inproc_jobs.snapshot.records import Batch
@@ -415,6 +415,16 @@ class Keeper:
         for flusher in flushers:
             flusher.set_result(False)
         self._refuse_waiters(error)
+        self._forget_gone()
+
+    def _forget_gone(self) -> None:
+        """Jobs that come and go while the store is away must not add up."""
+        with self._host.lock:
+            touched = [(queue, list(queue.touched or ())) for queue in self._host.core.queues.values()]
+        for queue, ids in touched:
+            for start in range(0, len(ids), BATCH_GONE):
+                with self._host.lock:
+                    self.capture.forget_gone(queue, ids[start : start + BATCH_GONE])
 
     def _refuse_waiters(self, error: SnapshotUnavailableError) -> None:
         """Whoever waits is told that it was not stored, and what was new goes, as if it had never come."""

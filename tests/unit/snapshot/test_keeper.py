@@ -513,6 +513,20 @@ def test_backlog_is_bounded_by_the_number_of_jobs():
     assert world.keeper.capture.backlog() == 0
 
 
+def test_jobs_that_come_and_go_while_the_store_is_away_do_not_add_up():
+    """However many there were between two attempts, and wherever they stand among those that stay."""
+    world = World(mode="periodic")
+    for number in range(10_000):
+        job = world.add(held=False)
+        if number % 5_000:
+            world.core.remove(world.queue, job.id, T0)
+    world.store.script = [unavailable()]
+    world.keeper.write_all()
+    assert world.keeper.capture.backlog() == 2
+    world.keeper.write_all()
+    assert world.ids() == {"1", "5001"}
+
+
 def test_short_lived_jobs_cost_nothing():
     """Ten thousand jobs that were born and gone between two writes are one write of a counter."""
     world = World(mode="periodic")
