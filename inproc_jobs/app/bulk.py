@@ -108,7 +108,7 @@ class Bulk:
         queue = self._prepared[0][0].queue
         for prepared in self._prepared:
             if prepared[3]:
-                self._engine.living(queue, prepared[3], prepared[0].name)
+                self._engine.check_name_of(queue, prepared[3], prepared[0].name)
         if queue.max_waiting is None:
             return []
         new = self._which_are_new()

@@ -294,7 +294,7 @@ class DispatchingEngine(KeptEngine):
         """Add a checked job, have it run, and write the receipt. Lock held."""
         queue, name = plan.queue, plan.name
         if id:
-            self.living(queue, id, name)
+            self.check_name_of(queue, id, name)
         answer = self.runtime.core.add(
             queue,
             name,
@@ -325,17 +325,11 @@ class DispatchingEngine(KeptEngine):
                 self.runtime.summon(worker)
         return DispatchedJob(answer.id, plan.name, plan.queue.name, False, state, answer, self)
 
-    def living(self, queue: Queue, id: str, name: str) -> Job | None:
-        """
-        The job of which a dispatch with this id and name would be a duplicate, None for none. Lock held.
-
-        Raises:
-            JobIdTakenError: It has another name.
-        """
+    def check_name_of(self, queue: Queue, id: str, name: str) -> None:
+        """Refuse an id that a job of another name has. Lock held."""
         known = self.runtime.core.living(queue, id)
         if known is not None and known.name != name:
             raise JobIdTakenError(id, known.name, known.state)
-        return known
 
     def _duplicate_receipt(self, answer: Duplicate, name: str, queue: str) -> DispatchedJob[Any]:
         """Describe the job that won; one that is gone (its deduplication key outlived it) is told as removed."""

@@ -132,7 +132,7 @@ class PlannedFlow:
         now_ms = engine.runtime.now_ms()
         for planned in self._order:
             plan = planned.prepared[0]
-            engine.living(plan.queue, planned.id, plan.name)
+            engine.check_name_of(plan.queue, planned.id, plan.name)
             self._check_alive(planned)
         answers = core.add_flow([self._new_job(planned, now_ms) for planned in self._order], now_ms)
         for planned in self._order:
