@@ -158,11 +158,11 @@ for _, entry in ipairs(cmsgpack.unpack(ARGV[2])) do
     local found = call('TYPE', q .. ':' .. name).ok
     if found ~= 'none' and found ~= kind then return {'type', q .. ':' .. name, found, kind} end
   end
+  local drawn = call('GET', q .. ':id') or '0'
+  if not tonumber(drawn) then return {'type', q .. ':id', 'text', 'number'} end
   claim(q)
   block(q, entry[2])
   -- Unless nobody has drawn an id since the last owner reserved some.
-  local drawn = call('GET', q .. ':id') or '0'
-  if not tonumber(drawn) then return {'type', q .. ':id', 'text', 'number'} end
   if call('HGET', kept_key(q), 'ahead') ~= drawn then reserve(q, tonumber(drawn)) end
   if call('EXISTS', q .. ':paused') == 1 then
     if call('EXISTS', q .. ':wait') == 0 then

@@ -296,7 +296,7 @@ class RedisReader:
             elif event == b"deduplicated" and b"deduplicationId" in fields:
                 parked[fields[b"deduplicationId"].decode(errors="replace")] = None
             elif event in _OPERATIONS:
-                self._warn_once(
+                self.warn_once(
                     f"somebody changes {q} from outside ({event.decode()}), which this engine does not see; use the engine"
                 )
         if not ids and not parked:
@@ -319,7 +319,8 @@ class RedisReader:
         self._read_schedulers(q, [(id, score) for id, score in repeats if id in schedulers], state)
         return state if state.jobs or state.parked else None
 
-    def _warn_once(self, warning: str) -> None:
+    def warn_once(self, warning: str) -> None:
+        """Note what the operator should know."""
         if warning not in self.warnings:
             self.warnings.append(warning)
 

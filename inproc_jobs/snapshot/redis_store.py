@@ -99,8 +99,10 @@ class RedisStore:
                 "or newer, or Valkey. Nothing was touched"
             )
         policy = info.get("maxmemory_policy", _KEEPS_ALL)
-        if policy != _KEEPS_ALL and not any("maxmemory-policy" in warning for warning in self.warnings):
-            self.warnings.append(f"maxmemory-policy is {policy}, so the server may evict jobs; set it to {_KEEPS_ALL}")
+        if policy != _KEEPS_ALL:
+            self._reader.warn_once(
+                f"maxmemory-policy is {policy}, so the server may evict jobs; set it to {_KEEPS_ALL}"
+            )
 
     def renew(self) -> None:
         """See `Store.renew`."""
@@ -144,8 +146,9 @@ class RedisStore:
             self._lease.call(lua.OPEN, msgspec.msgpack.encode(self._with_limits([queue])))
             for state in self._reader.load_queue(queue, found.get(queue) or FoundQueue()):
                 more = self.left_alone & queues_linked_to(state, self.prefix)
-                self._refuse_living_workers(more)
-                take(more)
+                if more:
+                    self._refuse_living_workers(more)
+                    take(more)
                 yield state
 
     def poll_foreign(self) -> list[QueueState]:
